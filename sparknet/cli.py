@@ -1,0 +1,338 @@
+"""The command `sparknet`. Each command says what it is doing on stderr and its result on stdout.
+
+Heavy modules (pyspark, torch) are imported by the command that needs them: `sparknet --help` is quick.
+"""
+
+import json as json_module
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import sparknet
+from sparknet.errors import SparkNetError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from rich.console import Console
+
+    from sparknet.loaders.blocks import Blocks
+    from sparknet.loaders.samples import Samples
+    from sparknet.train.config import TrainConfig
+
+app = typer.Typer(
+    help="Train deep networks inside Spark, around its data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class LayoutName(StrEnum):
+    """Names for --layout."""
+
+    ilsvrc = "ilsvrc"
+    shards = "shards"
+
+
+Source = Annotated[str, typer.Argument(help="URL or path of a tar, or of a folder of tars.")]
+Layout = Annotated[LayoutName | None, typer.Option(help="Layout of SOURCE; recognised by looking if not given.")]
+LabelFile = Annotated[str | None, typer.Option(help="Label file: 'name index' a line, or the devkit's ground truth.")]
+DevkitIds = Annotated[
+    str | None, typer.Option(help="The devkit's table, 'ID WordNet-ID' a line; for its ground truth.")
+]
+Master = Annotated[str, typer.Option(help="Spark's master URL.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")]
+
+_MASTER = "local[*,4]"
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(f"sparknet {sparknet.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def inspect(
+    source: Source,
+    layout: Layout = None,
+    labels: LabelFile = None,
+    devkit_ids: DevkitIds = None,
+    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet of 50 random images, a PNG.")] = None,
+    master: Master = _MASTER,
+    json: Json = False,
+) -> None:
+    """Read and decode every sample of SOURCE: layout, counts, classes, bad samples."""
+    from sparknet.loaders.survey import save_sheet, survey
+    from sparknet.train.report import console, spark_progress
+
+    out = console()
+    with _spark(master) as sc:
+        samples = _read(sc, source, layout, labels, devkit_ids)
+        with spark_progress(sc, "reading and decoding", out):
+            found = survey(samples, thumbs=50 if sheet else 0)
+    if sheet:
+        save_sheet(found, samples.class_names, sheet)
+    widths = sorted(width for width, _ in found.sizes)
+    heights = sorted(height for _, height in found.sizes)
+    result = {
+        "source": source,
+        "layout": samples.layout,
+        "samples": found.ledger.seen,
+        "classes": len(samples.class_names),
+        "bad": len(found.ledger.bad),
+        "unlabelled": found.unlabelled,
+        "width": [widths[0], widths[-1]],
+        "height": [heights[0], heights[-1]],
+        "per_class": {name: found.per_class[index] for index, name in enumerate(samples.class_names)},
+        "bad_samples": [bad._asdict() for bad in found.ledger.bad],
+    }
+    if json:
+        _print_json(result)
+        return
+    counts = [found.per_class[index] for index in range(len(samples.class_names))]
+    spread = f", {min(counts):,} to {max(counts):,} images each" if counts else ""
+    typer.echo(f"layout      {samples.layout}")
+    typer.echo(f"samples     {found.ledger.seen:,}")
+    typer.echo(f"classes     {len(counts):,}{spread}")
+    typer.echo(f"size        {widths[0]} x {heights[0]} to {widths[-1]} x {heights[-1]} pixels")
+    typer.echo(f"unlabelled  {found.unlabelled:,}")
+    typer.echo(f"bad         {len(found.ledger.bad):,}")
+    for bad in found.ledger.bad:
+        typer.echo(f"  {bad.key}  ({bad.url}, offset {bad.offset}): {bad.reason}")
+    if sheet:
+        typer.echo(f"sheet       {sheet}")
+
+
+@app.command()
+def train(
+    source: Source,
+    net: Annotated[str, typer.Option(help="A network by name (cifar10_quick, lenet), or module:function of your own.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run; made, and must hold no other run.")],
+    val: Annotated[str | None, typer.Option(help="Validation set: a tar, or a folder of tars.")] = None,
+    layout: Layout = None,
+    labels: LabelFile = None,
+    val_labels: LabelFile = None,
+    devkit_ids: DevkitIds = None,
+    side: Annotated[int, typer.Option(help="Images are resized to this height and width, pixels.")] = 256,
+    crop: Annotated[int | None, typer.Option(help="Height and width that the network sees, pixels.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="K, how many train at once; all the master's slots if not given.")
+    ] = None,
+    tau: Annotated[int, typer.Option(help="Iterations of a worker between two averages.")] = 10,
+    rounds: Annotated[int, typer.Option(help="How often to average.")] = 100,
+    batch: Annotated[int | None, typer.Option(help="Samples in a worker's minibatch.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Base learning rate.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of the solver.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="L2 weight decay.")] = None,
+    lr_policy: Annotated[
+        str | None, typer.Option(help="fixed, step, exp, inv, multistep or poly, as in Caffe.")
+    ] = None,
+    gamma: Annotated[float | None, typer.Option(help="Constant of step, exp, inv and multistep.")] = None,
+    power: Annotated[float | None, typer.Option(help="Constant of inv and poly.")] = None,
+    step_size: Annotated[int | None, typer.Option(help="Iterations; for step.")] = None,
+    step_value: Annotated[
+        list[int] | None, typer.Option(help="Iteration of a drop; for multistep, once for each.")
+    ] = None,
+    max_iterations: Annotated[int | None, typer.Option(help="Where poly reaches 0; tau * rounds if not given.")] = None,
+    momentum_mode: Annotated[str | None, typer.Option(help="Momentum at an average: kept, reset or averaged.")] = None,
+    mirror: Annotated[bool | None, typer.Option(help="Mirror half of the training samples.")] = None,
+    mean: Annotated[bool | None, typer.Option(help="Subtract the training set's mean image.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Factor of the network's input.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, order, crops and dropout.")] = 0,
+    test_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 50,
+    threads: Annotated[int, typer.Option(help="Threads of torch in each worker.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "cpu",
+    master: Master = _MASTER,
+    json: Json = False,
+) -> None:
+    """Train a network on SOURCE. Settings that are not given are the network's published ones."""
+    from sparknet.session import ship_module, worker_slots
+    from sparknet.train import checkpoint
+    from sparknet.train.report import RoundProgress, console
+    from sparknet.train.trainer import check_fits
+    from sparknet.train.trainer import train as run_training
+
+    sys.path.insert(0, "")  # a network of one's own lies in the folder that one is in
+    checkpoint.refuse_used(out)
+    given = {
+        "crop": crop,
+        "batch": batch,
+        "momentum_mode": momentum_mode,
+        "mirror": mirror,
+        "subtract_mean": mean,
+        "scale": scale,
+        "workers": workers,
+        "tau": tau,
+        "rounds": rounds,
+        "seed": seed,
+        "test_every": test_every,
+        "threads": threads,
+        "device": device,
+    }
+    solver = {
+        "base_lr": lr,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "policy": lr_policy,
+        "gamma": gamma,
+        "power": power,
+        "step_size": step_size,
+        "step_values": tuple(step_value) if step_value else None,
+        "max_iterations": max_iterations or (tau * rounds if lr_policy == "poly" else None),
+    }
+    config = _config(net, given, solver)
+    screen = console()
+    with _spark(master) as sc:
+        if workers is None:
+            config = replace(config, workers=worker_slots(sc))
+        if ":" in net:
+            ship_module(sc, net.partition(":")[0])
+        samples = _read(sc, source, layout, labels, devkit_ids)
+        check_fits(config, sc, classes=len(samples.class_names), side=side)
+        val_samples = _read(sc, val, None, val_labels, devkit_ids, samples.class_names) if val else None
+        train_set = _cache(samples.shuffled(seed), side, "training set", screen)
+        val_set = _cache(val_samples, side, "validation set", screen) if val_samples else None
+        with RoundProgress(config.rounds, screen) as progress:
+            result = run_training(train_set, val_set, config, out=out, on_round=progress)
+    summary = {
+        "run": str(out),
+        "top1": result.scores.top1 if result.scores else None,
+        "top5": result.scores.top5 if result.scores else None,
+        "rounds": result.rounds,
+        "images": result.images,
+        "images_per_s": round(result.images_per_s, 1),
+        "seconds": round(result.seconds, 2),
+    }
+    if json:
+        _print_json(summary)
+        return
+    scores = f"top-1 {result.scores.top1:.2%}, top-5 {result.scores.top5:.2%}, after " if result.scores else ""
+    typer.echo(
+        f"{scores}{result.rounds:,} rounds and {result.images:,} images in {result.seconds:.1f} s "
+        f"({result.images_per_s:,.0f} images/s)"
+    )
+    typer.echo(f"run         {out}")
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder that `sparknet train` was given as --out.")],
+    source: Source,
+    layout: Layout = None,
+    labels: LabelFile = None,
+    devkit_ids: DevkitIds = None,
+    master: Master = _MASTER,
+    json: Json = False,
+) -> None:
+    """Score a trained network on every image of SOURCE: top-1, top-5."""
+    from sparknet.session import ship_module
+    from sparknet.train import checkpoint
+    from sparknet.train.evaluate import evaluate as score
+    from sparknet.train.report import console, spark_progress
+
+    sys.path.insert(0, "")
+    trained = checkpoint.load(run)
+    screen = console()
+    with _spark(master) as sc:
+        if ":" in trained.config.net:
+            ship_module(sc, trained.config.net.partition(":")[0])
+        samples = _read(sc, source, layout, labels, devkit_ids, trained.class_names)
+        blocks = _cache(samples, trained.side, "images", screen)
+        with spark_progress(sc, "evaluating", screen):
+            scores = score(blocks, trained.weights, trained.mean, trained.config, len(trained.class_names))
+    if json:
+        _print_json({"top1": scores.top1, "top5": scores.top5, "images": scores.samples})
+        return
+    typer.echo(f"top-1 {scores.top1:.2%}, top-5 {scores.top5:.2%} of {scores.samples:,} images")
+
+
+def main() -> None:
+    """Run the command line; a mistake ends in one line on stderr and the exit status of its error."""
+    try:
+        app()
+    except SparkNetError as error:
+        typer.echo(f"sparknet: {' '.join(str(error).split())}", err=True)
+        sys.exit(error.exit_status)
+
+
+@contextmanager
+def _spark(master: str) -> "Iterator[SparkContext]":
+    """Start Spark for a command and stop it after. What its JVM prints is kept only if the command fails."""
+    from sparknet.session import start
+
+    handle, name = tempfile.mkstemp(prefix="sparknet-", suffix=".log")
+    os.close(handle)
+    log = Path(name)
+    try:
+        spark = start(master, log=log)
+        try:
+            yield spark.sparkContext
+        finally:
+            spark.stop()
+    except SparkNetError as error:
+        # A person's mistake is told in full by its own line.
+        if error.exit_status == 2:
+            log.unlink(missing_ok=True)
+        else:
+            typer.echo(f"Spark's log is {log}", err=True)
+        raise
+    except BaseException:
+        typer.echo(f"Spark's log is {log}", err=True)
+        raise
+    log.unlink(missing_ok=True)
+
+
+def _config(net: str, given: dict[str, Any], solver: dict[str, Any]) -> "TrainConfig":
+    """Take a network's published settings, and what was given instead."""
+    from sparknet.train.models import published
+
+    base = published(net)
+    solver = {name: value for name, value in solver.items() if value is not None}
+    return replace(
+        base,
+        solver=replace(base.solver, **solver),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _read(
+    sc: "SparkContext",
+    source: str,
+    layout: LayoutName | None,
+    labels: str | None,
+    devkit_ids: str | None,
+    class_names: tuple[str, ...] = (),
+) -> "Samples":
+    from sparknet.loaders.labels import read_labels
+    from sparknet.loaders.samples import read_samples
+
+    table = read_labels(labels, devkit_ids, class_names) if labels else None
+    return read_samples(sc, source, layout=layout, labels=table, class_names=class_names)
+
+
+def _cache(samples: "Samples", side: int, what: str, screen: "Console") -> "Blocks":
+    from sparknet.loaders.blocks import cache
+    from sparknet.train.report import spark_progress
+
+    with spark_progress(samples.rdd.context, f"decoding the {what}", screen):
+        blocks = cache(samples, side)
+    ledger = blocks.ledger
+    if ledger.bad:
+        first = ledger.bad[0]
+        screen.print(f"{what}: {len(ledger.bad):,} of {ledger.seen:,} samples are bad; {first.key}: {first.reason}")
+    return blocks
+
+
+def _print_json(result: dict[str, Any]) -> None:
+    typer.echo(json_module.dumps(result))

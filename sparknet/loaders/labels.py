@@ -1,0 +1,124 @@
+"""From names to class indices. In: label files as ImageNet's users have them. Out: the class of each key.
+
+Index and name of a class follow one rule everywhere: WordNet IDs, sorted, are classes 0..N-1.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparknet.errors import LabelError
+from sparknet.loaders.source import read_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """What a label file says.
+
+    Attributes:
+        url: where it was read.
+        by_key: class index of each named image, 0-based.
+        classes: how many classes there are: given by the classes that were known beforehand, else the largest index
+            plus one.
+    """
+
+    url: str
+    by_key: Mapping[str, int]
+    classes: int
+
+
+def synset_indices(wordnet_ids: Sequence[str]) -> dict[str, int]:
+    """Number WordNet IDs (or any class names) in sorted order: 0..N-1.
+
+    Raises:
+        LabelError: a name occurs twice.
+    """
+    names = sorted(wordnet_ids)
+    for first, second in itertools.pairwise(names):
+        if first == second:
+            raise LabelError(f"class {first} occurs twice; each class needs one name")
+    return {name: index for index, name in enumerate(names)}
+
+
+def read_labels(url: str, devkit_ids_url: str | None = None, class_names: Sequence[str] = ()) -> Labels:
+    """Read a label file of either kind.
+
+    `name index` a line, with 0-based indices by sorted WordNet ID (`train.txt`, `val.txt`), or one devkit ID a line
+    (`ILSVRC2012_validation_ground_truth.txt`): 1-based, in the devkit's own order, for the image of that line's
+    number. The latter needs the devkit's table of IDs.
+
+    Args:
+        url: the label file.
+        devkit_ids_url: the table, `ID WordNet-ID` a line (what follows is ignored).
+        class_names: WordNet IDs of the classes by index, where they are known (from the train tar).
+
+    Raises:
+        LabelError: a line cannot be read, names an image twice, or a class that is not there.
+        SourceError: a file cannot be read.
+    """
+    lines = [(number, line.split()) for number, line in enumerate(read_text(url).splitlines(), 1) if line.strip()]
+    if not lines:
+        raise LabelError(f"{url}: no label in it; a label file holds a line an image")
+    if all(len(fields) == 1 for _, fields in lines):
+        if devkit_ids_url is None:
+            raise LabelError(
+                f"{url}: one field a line is the devkit's ground truth, whose IDs are not class indices; "
+                "name the devkit's table of IDs (--devkit-ids FILE)"
+            )
+        by_key = _ground_truth(url, lines, _read_devkit_ids(devkit_ids_url), devkit_ids_url, class_names)
+    else:
+        by_key = _named(url, lines)
+    classes = len(class_names) or max(by_key.values()) + 1
+    for key, index in by_key.items():
+        if index >= classes:
+            raise LabelError(f"{url}: {key} has class {index}, but there are {classes} classes (0 to {classes - 1})")
+    return Labels(url=url, by_key=by_key, classes=classes)
+
+
+def _named(url: str, lines: list[tuple[int, list[str]]]) -> dict[str, int]:
+    by_key: dict[str, int] = {}
+    for number, fields in lines:
+        if len(fields) < 2 or not fields[-1].isdecimal():
+            raise LabelError(f"{url}, line {number}: 'name index' expected, got {' '.join(fields)!r}")
+        key = " ".join(fields[:-1])
+        if key in by_key:
+            raise LabelError(f"{url}, line {number}: {key} is labelled twice")
+        by_key[key] = int(fields[-1])
+    return by_key
+
+
+def _read_devkit_ids(url: str) -> dict[int, str]:
+    wordnet_ids: dict[int, str] = {}
+    for number, line in enumerate(read_text(url).splitlines(), 1):
+        fields = line.split()
+        if not fields:
+            continue
+        if len(fields) < 2 or not fields[0].isdecimal():
+            raise LabelError(f"{url}, line {number}: 'ID WordNet-ID' expected, got {line!r}")
+        if int(fields[0]) in wordnet_ids:
+            raise LabelError(f"{url}, line {number}: ID {fields[0]} occurs twice")
+        wordnet_ids[int(fields[0])] = fields[1]
+    return wordnet_ids
+
+
+def _ground_truth(
+    url: str,
+    lines: list[tuple[int, list[str]]],
+    wordnet_ids: dict[int, str],
+    devkit_ids_url: str,
+    class_names: Sequence[str],
+) -> dict[str, int]:
+    ids = []
+    for number, [field] in lines:
+        if not field.isdecimal() or int(field) not in wordnet_ids:
+            raise LabelError(f"{url}, line {number}: devkit ID {field} is not in {devkit_ids_url}")
+        ids.append(int(field))
+    # The devkit's table also numbers inner nodes of WordNet, which label no image: only IDs in use are classes.
+    names = class_names or {wordnet_ids[devkit_id] for devkit_id in ids}
+    index = synset_indices(list(names))
+    for devkit_id in set(ids):
+        if wordnet_ids[devkit_id] not in index:
+            raise LabelError(f"{url}: {wordnet_ids[devkit_id]} (devkit ID {devkit_id}) is not a class of the train set")
+    return {
+        f"ILSVRC2012_val_{number:08d}.JPEG": index[wordnet_ids[devkit_id]] for number, devkit_id in enumerate(ids, 1)
+    }

@@ -1,0 +1,68 @@
+"""What the layouts made of tars share: how a tar is divided into parts, and how a part is read."""
+
+import io
+from collections.abc import Iterator, Sequence
+
+from sparknet.errors import ShardError
+from sparknet.loaders.layouts.plan import Part, Sample
+from sparknet.loaders.source import File, RangeReader, open_scan
+from sparknet.loaders.tar import Member, read_members, scan
+
+_MIB = 1024 * 1024
+
+# With more tars than this, they are parallel enough as they are, and the driver walks no headers.
+_WHOLE_FROM = 16
+
+
+def first_member(file: File) -> Member | None:
+    """Look at the head of a tar; None where it holds no member.
+
+    Raises:
+        ShardError: not a tar.
+    """
+    with open_scan(file.url) as stream:
+        for member in scan(stream, file.url):
+            return member
+    return None
+
+
+def divide(files: Sequence[File]) -> tuple[Part, ...]:
+    """Divide flat tars into parts for parallel reading.
+
+    Many tars are a part each. A few large ones are cut between members, which takes a walk over their headers, into
+    parts whose number and size follow from the data alone, so that every machine gets the same ones.
+
+    Raises:
+        ShardError: a tar is damaged.
+    """
+    if len(files) >= _WHOLE_FROM:
+        return tuple(Part(file.url, 0, file.size) for file in files)
+    target = min(max(sum(file.size for file in files) // 64, _MIB), 64 * _MIB)
+    return tuple(part for file in files for part in _cut(file, target))
+
+
+def _cut(file: File, target: int) -> Iterator[Part]:
+    start = count = 0
+    with open_scan(file.url) as stream:
+        for member in scan(stream, file.url):
+            if member.header - start >= target:
+                yield Part(file.url, start, member.header - start, samples=count, end_mark=False)
+                start, count = member.header, 0
+            count += 1
+    yield Part(file.url, start, file.size - start, samples=count)
+
+
+def read_tar(part: Part) -> Iterator[Sample]:
+    """Read the samples of a part of a tar, or of an inner tar.
+
+    Raises:
+        ShardError: damaged, cut off, or not as many members as the plan found.
+        SourceError: the file cannot be read.
+    """
+    reader = io.BufferedReader(RangeReader(part.url, part.start, part.length), 64 * 1024)
+    count = 0
+    for member, data in read_members(reader, part.url, part.start, part.end_mark):
+        count += 1
+        yield Sample(part.prefix + member.name.removeprefix("./"), data, part.label, part.url, member.offset)
+    if part.samples is not None and count != part.samples:
+        raise ShardError(f"{part.url}: {count} members from offset {part.start}, {part.samples} when it was listed")

@@ -1,0 +1,213 @@
+"""The composed RDD of samples: planned, labelled, shuffled, and counted.
+
+In: a URL. Out: an RDD of `Sample` (key, encoded image, label), each record of the source exactly once, and a ledger of
+what became of them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from pyspark import RDD, Broadcast, SparkContext
+
+from sparknet.errors import ConfigError, DecodeError, LabelError, SampleError
+from sparknet.loaders.decode import decode
+from sparknet.loaders.labels import Labels
+from sparknet.loaders.layouts import plan_source
+from sparknet.loaders.layouts.plan import Part, Sample
+
+
+class BadSample(NamedTuple):
+    """A sample that cannot be used, and why: undecodable, or without a label."""
+
+    key: str
+    url: str
+    offset: int
+    reason: str
+
+
+class Image(NamedTuple):
+    """A decoded sample. `pixels` is (H, W, 3) uint8, RGB."""
+
+    sample: Sample
+    pixels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What a pass over samples came to.
+
+    Attributes:
+        seen: samples that went in.
+        good: samples that came out.
+        bad: the others, by name.
+    """
+
+    seen: int = 0
+    good: int = 0
+    bad: tuple[BadSample, ...] = ()
+
+    def __add__(self, other: "Ledger") -> "Ledger":
+        return Ledger(self.seen + other.seen, self.good + other.good, self.bad + other.bad)
+
+    def check(self, source: str) -> None:
+        """Make sure that nothing was lost.
+
+        Raises:
+            SampleError: seen is not good + bad, or nothing good is left.
+        """
+        if self.seen != self.good + len(self.bad):
+            raise SampleError(
+                f"{source}: {self.seen} samples went in, {self.good} good and {len(self.bad)} bad came out"
+            )
+        if not self.seen:
+            raise SampleError(f"{source}: holds no sample")
+        if not self.good:
+            first = self.bad[0]
+            raise SampleError(f"{source}: all {self.seen} samples are bad; the first, {first.key}: {first.reason}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """A source's samples as an RDD.
+
+    Attributes:
+        rdd: `Sample` records. Lazy: each action reads the source again.
+        source: the URL.
+        layout: the layout's name.
+        class_names: by class index; empty where there is no label.
+        size: total of the parts to be read, bytes.
+    """
+
+    rdd: RDD[Sample]
+    source: str
+    layout: str
+    class_names: tuple[str, ...]
+    size: int
+    _labels: Broadcast[dict[str, int]] | None = field(default=None, repr=False)
+
+    def shuffled(self, seed: int, partitions: int | None = None) -> "Samples":
+        """Spread the samples evenly over partitions in random order, by Spark's shuffle of their encoded bytes.
+
+        Which partition a sample goes to, and its place there, follow from the seed and the source alone: not from
+        timing, nor from where a task ran.
+
+        Args:
+            seed: of the order.
+            partitions: of the result; 64, or one for each 64 MiB where that is more, if None.
+
+        Raises:
+            ConfigError: partitions is below 1.
+        """
+        if partitions is None:
+            partitions = max(64, self.size // (64 * 1024 * 1024))
+        if partitions < 1:
+            raise ConfigError(f"partitions must be at least 1, got {partitions}")
+        scattered = self.rdd.mapPartitionsWithIndex(partial(_scatter, seed=seed, partitions=partitions))
+        rdd = scattered.partitionBy(partitions, int).mapPartitions(_in_drawn_order, preservesPartitioning=True)
+        return replace(self, rdd=rdd)
+
+    def close(self) -> None:
+        """Release the labels on the executors. The RDD cannot be computed any more."""
+        if self._labels is not None:
+            self._labels.destroy()
+
+
+def read_samples(
+    sc: SparkContext,
+    url: str,
+    *,
+    layout: str | None = None,
+    labels: Labels | None = None,
+    class_names: tuple[str, ...] = (),
+) -> Samples:
+    """Plan the reading of a source, as an RDD of its samples.
+
+    The driver looks at file names and tar headers only.
+
+    Args:
+        sc: where to read.
+        url: a tar or a folder of tars.
+        layout: its layout; recognised where None.
+        labels: classes by key; go before what the layout says.
+        class_names: by class index, where they are known from another source (a validation set's, from the train
+            set). The layout's own come from the source itself.
+
+    Returns:
+        Samples in the order of the source, in as many partitions as the plan has parts.
+
+    Raises:
+        SourceError, ShardError, LabelError, ConfigError: as for `plan_source`.
+    """
+    plan = plan_source(url, layout)
+    if class_names and plan.class_names and class_names != plan.class_names:
+        odd = sorted(set(class_names) ^ set(plan.class_names))
+        raise LabelError(f"{url}: its classes are not those of the train set; the first that differs is {odd[0]}")
+    names = class_names or plan.class_names
+    if labels and names and labels.classes > len(names):
+        raise LabelError(f"{labels.url}: names class {labels.classes - 1}, but there are {len(names)} classes")
+    broadcast = sc.broadcast(dict(labels.by_key)) if labels else None
+    if labels and not names:
+        names = tuple(str(index) for index in range(labels.classes))
+    rdd = sc.parallelize(plan.parts, len(plan.parts)).mapPartitions(
+        partial(_read_parts, read=plan.read, labels=broadcast)
+    )
+    return Samples(
+        rdd=rdd,
+        source=url,
+        layout=plan.layout,
+        class_names=names,
+        size=sum(part.length for part in plan.parts),
+        _labels=broadcast,
+    )
+
+
+def decode_samples(samples: Iterable[Sample], labelled: bool = True) -> Iterator[Image | BadSample]:
+    """Decode samples one by one; each comes out, as an image or as a bad sample.
+
+    Args:
+        samples: to decode.
+        labelled: whether a sample without a label is bad.
+    """
+    for sample in samples:
+        try:
+            if labelled and sample.label is None:
+                raise DecodeError("no label: its name is not in the label file, and its layout gives none")
+            yield Image(sample, decode(sample.data))
+        except DecodeError as error:
+            yield BadSample(sample.key, sample.url, sample.offset, str(error))
+
+
+def _read_parts(
+    parts: Iterable[Part],
+    read: Callable[[Part], Iterator[Sample]],
+    labels: Broadcast[dict[str, int]] | None,
+) -> Iterator[Sample]:
+    for part in parts:
+        for sample in read(part):
+            yield sample if labels is None else sample._replace(label=_lookup(labels.value, sample.key))
+
+
+def _lookup(labels: dict[str, int], key: str) -> int | None:
+    # Label files name an image as it is stored, or by its last component (the original SparkNet's).
+    return labels.get(key, labels.get(key.rsplit("/", 1)[-1]))
+
+
+def _scatter(
+    index: int, samples: Iterable[Sample], seed: int, partitions: int
+) -> Iterator[tuple[int, tuple[int, Sample]]]:
+    """Deal samples out: each run of `partitions` of them goes to all partitions, in an order drawn anew."""
+    rng = np.random.default_rng((seed, 1, index))
+    targets: list[int] = []
+    for sample in samples:
+        if not targets:
+            targets = rng.permutation(partitions).tolist()
+        yield targets.pop(), (int(rng.integers(2**62)), sample)
+
+
+def _in_drawn_order(records: Iterable[tuple[int, tuple[int, Sample]]]) -> Iterator[Sample]:
+    # Blocks of a shuffle arrive in an order of their own each time.
+    ordered = sorted((record for _, record in records), key=lambda record: (record[0], record[1].key))
+    return (sample for _, sample in ordered)

@@ -1,0 +1,148 @@
+"""A pass over a source to see what is in it: counts, classes, sizes, bad samples, and a sheet of images to look at."""
+
+import hashlib
+import heapq
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial, reduce
+from pathlib import Path
+
+from PIL import Image as PillowImage
+from PIL import ImageDraw
+
+from sparknet.errors import RunError
+from sparknet.loaders.layouts.plan import Sample
+from sparknet.loaders.samples import BadSample, Ledger, Samples, decode_samples
+from sparknet.session import readable_errors
+
+_THUMB = 96
+_CAPTION = 14
+_COLUMNS = 10
+
+
+@dataclass(frozen=True)
+class Thumb:
+    """A small picture for the sheet. `rank` is its place in a random order over all images."""
+
+    rank: int
+    png: bytes
+    label: int | None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a source holds; surveys of its parts add up.
+
+    Attributes:
+        ledger: samples seen, good, and bad by name. A sample without a label is good here.
+        unlabelled: good samples without a label.
+        per_class: good samples by class index.
+        sizes: good samples by (width, height), pixels.
+        thumbs: for the sheet, in random order.
+    """
+
+    ledger: Ledger = field(default_factory=Ledger)
+    unlabelled: int = 0
+    per_class: Counter[int] = field(default_factory=Counter)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    thumbs: tuple[Thumb, ...] = ()
+
+
+def survey(samples: Samples, thumbs: int = 0) -> Survey:
+    """Read and decode every sample once.
+
+    Args:
+        samples: as they come from the source.
+        thumbs: how many images to keep for a sheet.
+
+    Raises:
+        SampleError: samples were lost, or none is good.
+        SourceError, ShardError: the source cannot be read.
+    """
+    with readable_errors():
+        parts = samples.rdd.mapPartitions(partial(_survey_part, thumbs=thumbs)).collect()
+    total = reduce(partial(_add, thumbs=thumbs), parts, Survey())
+    total.ledger.check(samples.source)
+    return total
+
+
+def save_sheet(found: Survey, class_names: tuple[str, ...], path: Path) -> None:
+    """Write a contact sheet of random images, each with the name of its class below.
+
+    Args:
+        found: a survey with thumbs.
+        class_names: by class index.
+        path: of the picture, PNG.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    rows = -(-len(found.thumbs) // _COLUMNS)
+    sheet = PillowImage.new("RGB", (_COLUMNS * (_THUMB + 4) + 4, rows * (_THUMB + _CAPTION + 4) + 4), "white")
+    draw = ImageDraw.Draw(sheet)
+    for i, thumb in enumerate(found.thumbs):
+        x = 4 + i % _COLUMNS * (_THUMB + 4)
+        y = 4 + i // _COLUMNS * (_THUMB + _CAPTION + 4)
+        with PillowImage.open(io.BytesIO(thumb.png)) as picture:
+            sheet.paste(picture, (x + (_THUMB - picture.width) // 2, y + (_THUMB - picture.height) // 2))
+        name = "no label" if thumb.label is None else class_names[thumb.label]
+        draw.text((x + _THUMB // 2, y + _THUMB + 1), name[:16], fill="black", anchor="mt")
+    try:
+        sheet.save(path, "PNG")
+    except OSError as error:
+        raise RunError(f"{path}: cannot write the sheet: {error.strerror or error}") from error
+
+
+def _survey_part(samples: Iterable[Sample], thumbs: int) -> Iterator[Survey]:
+    seen = good = unlabelled = 0
+    bad: list[BadSample] = []
+    per_class: Counter[int] = Counter()
+    sizes: Counter[tuple[int, int]] = Counter()
+    kept: list[tuple[int, Sample]] = []
+    for outcome in decode_samples(samples, labelled=False):
+        seen += 1
+        if isinstance(outcome, BadSample):
+            bad.append(outcome)
+            continue
+        good += 1
+        sample, pixels = outcome
+        sizes[pixels.shape[1], pixels.shape[0]] += 1
+        if sample.label is None:
+            unlabelled += 1
+        else:
+            per_class[sample.label] += 1
+        if thumbs:
+            heapq.heappush(kept, (-_rank(sample), sample))
+            if len(kept) > thumbs:
+                heapq.heappop(kept)
+    pictures = tuple(Thumb(-rank, _thumbnail(sample.data), sample.label) for rank, sample in kept)
+    yield Survey(Ledger(seen, good, tuple(bad)), unlabelled, per_class, sizes, pictures)
+
+
+def _add(one: Survey, other: Survey, thumbs: int) -> Survey:
+    return Survey(
+        one.ledger + other.ledger,
+        one.unlabelled + other.unlabelled,
+        one.per_class + other.per_class,
+        one.sizes + other.sizes,
+        tuple(heapq.nsmallest(thumbs, one.thumbs + other.thumbs, key=lambda thumb: thumb.rank)),
+    )
+
+
+def _rank(sample: Sample) -> int:
+    """Place a sample in an order that looks random and is the same each time."""
+    return int.from_bytes(hashlib.blake2b(f"{sample.url} {sample.offset}".encode(), digest_size=8).digest())
+
+
+def _thumbnail(data: bytes) -> bytes:
+    out = io.BytesIO()
+    with PillowImage.open(io.BytesIO(data)) as image:
+        small = image.convert("RGB")
+        # Small images are enlarged, by whole pixels, so that one sees what the network gets.
+        factor = max(1, _THUMB // max(small.size))
+        small = small.resize((small.width * factor, small.height * factor), PillowImage.Resampling.NEAREST)
+        small.thumbnail((_THUMB, _THUMB))
+        small.save(out, "PNG")
+    return out.getvalue()

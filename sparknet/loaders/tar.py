@@ -1,0 +1,97 @@
+"""Members of a tar, read in place. In: a file and a range of it that holds tar members. Out: members and their bytes.
+
+`tarfile` does the parsing. What it passes over in silence is checked here: a tar that is cut off between two members,
+or whose next header is damaged, ends for `tarfile` like a whole one.
+"""
+
+import io
+import tarfile
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sparknet.errors import ShardError
+
+_BLOCK = tarfile.BLOCKSIZE
+
+
+class Member(NamedTuple):
+    """One entry of a tar that is not a folder.
+
+    `offset` is where its data begin in the file that holds the tar, `size` their length, both in bytes. `header` is
+    where its first header begins. Links and devices have no data of their own: their size is 0.
+    """
+
+    name: str
+    offset: int
+    size: int
+    header: int
+
+
+def scan(file: io.IOBase, url: str, base: int = 0, end_mark: bool = True) -> Iterator[Member]:
+    """Walk the headers of a tar, seeking over the data.
+
+    Args:
+        file: positioned anywhere; its offset 0 is the tar's.
+        url: names the file in errors.
+        base: offset of `file` in the file at the URL, bytes; members and errors speak of the latter.
+        end_mark: whether the range ends with the tar's end-of-archive mark. A run of members cut out of a larger
+            tar has none.
+
+    Yields:
+        Every member but folders, in order.
+
+    Raises:
+        ShardError: not a tar, or damaged, or cut off: in a header, in a member's data, or between members.
+    """
+    file.seek(0)
+    try:
+        tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - owns nothing
+    except tarfile.TarError as error:
+        raise ShardError(f"{url}: not a tar at offset {base}: {error}") from error
+    header = 0
+    while True:
+        try:
+            info = tar.next()
+        except (tarfile.TarError, ValueError, OverflowError) as error:
+            raise ShardError(f"{url}: cut off or damaged at offset {base + tar.offset}: {error}") from error
+        if info is None:
+            break
+        tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header it has seen; a tar has millions
+        if info.size < 0 or tar.offset <= header:
+            raise ShardError(f"{url}: damaged header at offset {base + header}: size {info.size}")
+        if not info.isdir():
+            size = info.size if info.isreg() and not info.issparse() else 0
+            yield Member(info.name, base + info.offset_data, size, base + header)
+        header = tar.offset
+    _check_end(file, url, base, header, end_mark)
+
+
+def _check_end(file: io.IOBase, url: str, base: int, end: int, end_mark: bool) -> None:
+    file.seek(0, io.SEEK_END)
+    length = file.tell()
+    file.seek(end)
+    mark = file.read(_BLOCK) if end < length else b""
+    if mark == bytes(_BLOCK) or (not mark and end == length and not end_mark):
+        return
+    if not mark:
+        raise ShardError(
+            f"{url}: cut off at offset {base + length}: a tar ends with an end-of-archive mark, this one has none"
+        )
+    raise ShardError(f"{url}: damaged header at offset {base + end}")
+
+
+def read_members(file: io.IOBase, url: str, base: int = 0, end_mark: bool = True) -> Iterator[tuple[Member, bytes]]:
+    """Walk a tar and read each member's data. Arguments and errors as for `scan`.
+
+    Yields:
+        (member, its bytes), in order.
+    """
+    for member in scan(file, url, base, end_mark):
+        file.seek(member.offset - base)
+        data = file.read(member.size)
+        if len(data) != member.size:
+            raise ShardError(
+                f"{url}: cut off at offset {member.offset + len(data)}, within {member.name} "
+                f"({len(data)} of {member.size} bytes)"
+            )
+        yield member, data

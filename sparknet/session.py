@@ -1,0 +1,181 @@
+"""Spark's side of a run: a session, its worker slots, and what executors need to import us."""
+
+import atexit
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import sparknet
+from sparknet.errors import ConfigError, SessionError, SparkNetError
+from sparknet.java import find_java
+
+# Without the 4, a local master does not try a failed task again.
+DEFAULT_MASTER = "local[*,4]"
+
+_DEFAULTS = {
+    # The JVM must hold a round's weights from all workers; its own defaults are 1 GB and a limit of 1 GB.
+    "spark.driver.memory": "4g",
+    "spark.driver.maxResultSize": "0",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+def start(master: str = DEFAULT_MASTER, app_name: str = "sparknet", log: Path | None = None) -> SparkSession:
+    """Start Spark, or take the session that is there (under spark-submit, say), and try its executors.
+
+    Args:
+        master: Spark's master URL.
+        app_name: shown in Spark's UI.
+        log: file for what the JVM and the Python workers print, Spark's log among it; they print to this process's
+            standard error where None.
+
+    Raises:
+        JavaError: there is no Java to run it on.
+        SessionError: Spark does not start, or its executors cannot run SparkNet.
+        ConfigError: it is a Spark Connect session, which has no RDDs.
+    """
+    if os.environ.get("SPARK_REMOTE") or master.startswith("sc://"):
+        raise ConfigError(
+            "Spark Connect has no RDDs; unset SPARK_REMOTE and use a classic master (local, spark://, yarn)"
+        )
+    builder = SparkSession.builder.appName(app_name)
+    if not _is_submitted():
+        os.environ["JAVA_HOME"] = str(find_java())
+        local = master.startswith("local")
+        if local:
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = builder.master(master)
+        for key, value in (_DEFAULTS | (_LOOPBACK if local else {})).items():
+            builder = builder.config(key, value)
+    try:
+        with _stderr_to(log):
+            spark = builder.getOrCreate()
+    except (Py4JError, PySparkException, OSError, RuntimeError) as error:
+        cause = _last_error(log) or " ".join(str(error).split())
+        raise SessionError(f"Spark does not start on {master}: {cause}") from error
+    _try_executors(spark.sparkContext)
+    return spark
+
+
+def worker_slots(sc: SparkContext) -> int:
+    """Count the tasks that can run at the same time, on the executors that are there now."""
+    scala = sc._jsc.sc()
+    return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+
+
+def ship_module(sc: SparkContext, name: str) -> None:
+    """Make a module of the user's own importable on the executors, where it is a file beside the driver's program.
+
+    What is installed (in site-packages) is expected to be installed there too.
+
+    Args:
+        sc: whose executors.
+        name: as imported; its top-level module or package is sent.
+
+    Raises:
+        ConfigError: there is no such module.
+    """
+    top = name.split(".")[0]
+    spec = importlib.util.find_spec(top)
+    if spec is None or not (spec.origin or spec.submodule_search_locations):
+        raise ConfigError(f"no module {top!r} on the Python path; run from its folder, or set PYTHONPATH")
+    if spec.submodule_search_locations is None:
+        source = Path(str(spec.origin))
+        if "site-packages" not in source.parts:
+            sc.addPyFile(str(source))
+        return
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    if "site-packages" not in folder.parts:
+        scratch = tempfile.mkdtemp(prefix="sparknet-")
+        atexit.register(shutil.rmtree, scratch, ignore_errors=True)  # the driver serves the file until it ends
+        sc.addPyFile(shutil.make_archive(f"{scratch}/{top}", "zip", folder.parent, folder.name))
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Turn a Spark job's failure into the error of ours that a task raised, where it was one."""
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        raised = _raised_in_task(str(error))
+        if raised is None:
+            raise
+        raise raised from error
+
+
+def _raised_in_task(text: str) -> SparkNetError | None:
+    """Find the last of our errors in a Python traceback that Spark passed on."""
+    matches = re.findall(r"^sparknet\.errors\.(\w+): (.+)$", text, re.MULTILINE)
+    if not matches:
+        return None
+    name, message = matches[-1]
+    kind = getattr(sys.modules["sparknet.errors"], name, SparkNetError)
+    error: SparkNetError = kind(message)
+    return error
+
+
+def _is_submitted() -> bool:
+    """Whether a JVM is there already: a session of the caller's, or spark-submit's."""
+    return SparkContext._active_spark_context is not None or "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _try_executors(sc: SparkContext) -> None:
+    """Run one task that imports SparkNet.
+
+    Raises:
+        SessionError: it cannot, or finds another version.
+    """
+    python = os.environ.get("PYSPARK_PYTHON", "python3")
+    try:
+        found = sc.parallelize([None], 1).map(_version).first()
+    except (Py4JError, PySparkException) as error:
+        lines = [line for line in str(error).splitlines() if re.match(r"[\w.]*(Error|Exception)\b.*: ", line.strip())]
+        cause = lines[-1].strip() if lines else "the task failed"
+        raise SessionError(
+            f"executors cannot run SparkNet with {python}: {cause}; install sparknet {sparknet.__version__} there, "
+            "or let PYSPARK_PYTHON name the Python that has it"
+        ) from error
+    if found != sparknet.__version__:
+        raise SessionError(f"executors have sparknet {found}, the driver has {sparknet.__version__}; install the same")
+
+
+def _version(_: None) -> str:
+    return sparknet.__version__
+
+
+def _last_error(log: Path | None) -> str | None:
+    if log is None:
+        return None
+    lines = [line for line in log.read_text(errors="replace").splitlines() if "Exception" in line or "Error" in line]
+    return lines[-1].strip() if lines else None
+
+
+@contextmanager
+def _stderr_to(log: Path | None) -> Iterator[None]:
+    """Give a file to the processes started meanwhile as their standard error: the JVM keeps it, and its workers."""
+    if log is None:
+        yield
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)

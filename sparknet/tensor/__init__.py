@@ -1,0 +1,1 @@
+"""Tensors that travel: named weights over one flat buffer."""

@@ -1,0 +1,120 @@
+"""What a training run is made of: frozen, and checked once when made."""
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from sparknet.errors import ConfigError
+
+Policy = Literal["fixed", "step", "exp", "inv", "multistep", "poly"]
+Momentum = Literal["kept", "reset", "averaged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverConfig:
+    """SGD as Caffe defines it.
+
+    Attributes:
+        base_lr: learning rate that the policy starts from.
+        momentum: share of the last step that goes into the next, 0 up to 1.
+        weight_decay: L2 penalty; its gradient is `weight_decay * w`.
+        policy: how the rate follows from the iteration; see `sparknet.train.solver.learning_rate`.
+        gamma: of the policies step, exp, inv and multistep.
+        power: of the policies inv and poly.
+        step_size: of the policy step, iterations.
+        step_values: of the policy multistep, iterations, rising.
+        max_iterations: of the policy poly: where the rate reaches 0.
+    """
+
+    base_lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0005
+    policy: Policy = "fixed"
+    gamma: float = 0.1
+    power: float = 1.0
+    step_size: int = 0
+    step_values: tuple[int, ...] = ()
+    max_iterations: int = 0
+
+    def __post_init__(self) -> None:
+        _choice("lr-policy", self.policy, get_args(Policy))
+        _check(self.base_lr > 0, "lr must be above 0", self.base_lr)
+        _check(0 <= self.momentum < 1, "momentum must be from 0 up to 1", self.momentum)
+        _check(self.weight_decay >= 0, "weight-decay must not be negative", self.weight_decay)
+        if self.policy == "step":
+            _check(
+                self.step_size >= 1,
+                "the policy step needs a step-size of at least 1 iteration",
+                self.step_size,
+            )
+        if self.policy == "multistep":
+            rising = all(a < b for a, b in zip(self.step_values, self.step_values[1:], strict=False))
+            _check(
+                bool(self.step_values) and rising,
+                "the policy multistep needs rising step-values",
+                self.step_values,
+            )
+        if self.policy == "poly":
+            _check(
+                self.max_iterations >= 1,
+                "the policy poly needs max-iterations of at least 1",
+                self.max_iterations,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A run, but for its data.
+
+    Attributes:
+        net: name of a network of ours, or `module:function` of one's own.
+        crop: height and width of what the network sees, pixels.
+        batch: samples in a worker's minibatch.
+        workers: K, how many train at the same time.
+        tau: iterations of a worker between two averages.
+        rounds: how often to average.
+        seed: of the initial weights, the order of samples, crops, and dropout.
+        momentum_mode: what becomes of the solver's momentum at an average: each worker's is `kept`, `reset` to
+            zero, or `averaged` with the weights.
+        solver: of the inner iterations.
+        mirror: whether half of the training samples are mirrored.
+        subtract_mean: whether the training set's mean image is subtracted.
+        scale: factor of the input, after the mean.
+        test_every: rounds between two evaluations; the last round is always followed by one.
+        test_batch: samples at once in an evaluation.
+        threads: of torch in each worker. Part of the configuration, for it changes the bits of the result.
+        device: `cpu`, `cuda`, or `auto` for CUDA where a worker has it.
+    """
+
+    net: str
+    crop: int = 224
+    batch: int = 256
+    workers: int = 1
+    tau: int = 10
+    rounds: int = 100
+    seed: int = 0
+    momentum_mode: Momentum = "kept"
+    solver: SolverConfig = field(default_factory=SolverConfig)
+    mirror: bool = False
+    subtract_mean: bool = True
+    scale: float = 1.0
+    test_every: int = 50
+    test_batch: int = 100
+    threads: int = 1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("crop", "batch", "workers", "tau", "rounds", "test_every", "test_batch", "threads"):
+            _check(getattr(self, name) >= 1, f"{name.replace('_', '-')} must be at least 1", getattr(self, name))
+        _check(self.seed >= 0, "seed must not be negative", self.seed)
+        _check(self.scale > 0, "scale must be above 0", self.scale)
+        _choice("momentum-mode", self.momentum_mode, get_args(Momentum))
+        _choice("device", self.device, ("cpu", "cuda", "auto"))
+
+
+def _check(holds: bool, rule: str, value: object) -> None:
+    if not holds:
+        raise ConfigError(f"{rule}, got {value}")
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    _check(value in choices, f"{name} must be one of {', '.join(choices)}", value)

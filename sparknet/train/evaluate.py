@@ -1,0 +1,112 @@
+"""Top-1 and top-5 over every image of a set. In: weights and blocks. Out: scores."""
+
+from dataclasses import dataclass
+from functools import partial, reduce
+
+import numpy as np
+import torch
+from pyspark import Broadcast
+
+from sparknet.errors import LabelError
+from sparknet.loaders.blocks import Block, Blocks
+from sparknet.loaders.minibatch import centre_crops, to_tensor
+from sparknet.session import readable_errors
+from sparknet.tensor.weights import WeightCollection
+from sparknet.train.config import TrainConfig
+from sparknet.train.net import Net
+from sparknet.train.worker import mean_on, replica
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Counts over samples; they add up.
+
+    Attributes:
+        samples: evaluated.
+        correct: whose class had the highest score.
+        correct5: whose class was among the five highest.
+        loss: sum of their softmax losses.
+    """
+
+    samples: int = 0
+    correct: int = 0
+    correct5: int = 0
+    loss: float = 0.0
+
+    def __add__(self, other: "Scores") -> "Scores":
+        return Scores(
+            samples=self.samples + other.samples,
+            correct=self.correct + other.correct,
+            correct5=self.correct5 + other.correct5,
+            loss=self.loss + other.loss,
+        )
+
+    @property
+    def top1(self) -> float:
+        """Fraction of samples."""
+        return self.correct / self.samples
+
+    @property
+    def top5(self) -> float:
+        """Fraction of samples."""
+        return self.correct5 / self.samples
+
+
+def evaluate(
+    blocks: Blocks, weights: WeightCollection, mean: np.ndarray | None, config: TrainConfig, classes: int
+) -> Scores:
+    """Score weights on every image of a set, a task a block.
+
+    Args:
+        blocks: the set.
+        weights: of the network.
+        mean: (side, side, 3) float32, the training set's mean image; None to subtract nothing.
+        config: of the run that made the weights.
+        classes: number of the network's outputs.
+
+    Raises:
+        LabelError: the set has other classes.
+    """
+    if len(blocks.class_names) > classes:
+        raise LabelError(f"{blocks.source}: {len(blocks.class_names)} classes, the network has {classes} outputs")
+    sent = blocks.rdd.context.broadcast((weights.flat, mean))
+    try:
+        task = partial(_score_task, sent=sent, config=config, classes=classes)
+        with readable_errors():
+            return reduce(Scores.__add__, blocks.rdd.map(task).collect())
+    finally:
+        sent.destroy()
+
+
+def score_block(net: Net, block: Block, mean: np.ndarray | None, config: TrainConfig) -> Scores:
+    """Score a network on every image of a block: evaluation mode, centre crops, the last batch as short as it is.
+
+    Args:
+        net: with its weights set.
+        block: of images.
+        mean: as for `evaluate`.
+        config: of the run.
+    """
+    torch.set_num_threads(config.threads)
+    mean_tensor = mean_on(net.device, mean)
+    total = Scores()
+    for batch in centre_crops(block, config.test_batch, config.crop):
+        scores = net.forward(to_tensor(batch, mean_tensor, config.scale, net.device))
+        labels = torch.from_numpy(batch.labels).to(net.device)
+        best = scores.topk(min(5, scores.shape[1]), dim=1).indices == labels[:, None]
+        total += Scores(
+            samples=len(labels),
+            correct=int(best[:, 0].sum()),
+            correct5=int(best.sum()),
+            loss=float(torch.nn.functional.cross_entropy(scores, labels, reduction="sum")),
+        )
+    return total
+
+
+def _score_task(
+    block: Block, sent: Broadcast[tuple[np.ndarray, np.ndarray | None]], config: TrainConfig, classes: int
+) -> Scores:
+    flat, mean = sent.value
+    net = replica(config, classes)
+    net.set_weights(flat)
+    return score_block(net, block, mean, config)

@@ -1,0 +1,135 @@
+"""Weights travel by Spark alone: a job a round; out by broadcast, back as the job's result in pieces.
+
+Needs no ports between hosts, and Spark tries a lost task again.
+"""
+
+import itertools
+import uuid
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from pyspark import Broadcast
+
+from sparknet.loaders.blocks import Block, Blocks, local_folder, written_whole
+from sparknet.loaders.minibatch import Share
+from sparknet.session import readable_errors
+from sparknet.tensor.weights import WeightCollection, average_flat
+from sparknet.train.config import TrainConfig
+from sparknet.train.evaluate import Scores, evaluate
+from sparknet.train.exchange import Round, WorkerReport
+from sparknet.train.worker import replica, train_round
+
+# A result is pickled piece by piece; large pieces are copied more often on their way through the JVM.
+_PIECE_BYTES = 8 * 1024 * 1024
+
+_Sent = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
+
+
+class SparkExchange:
+    """The exchange by Spark jobs; see `sparknet.train.exchange.Exchange`.
+
+    Args:
+        blocks: the training set.
+        config: of the run.
+        mean: (side, side, 3) float32, the mean image; None to subtract nothing.
+
+    Raises:
+        ConfigError: a worker would have no image.
+    """
+
+    def __init__(self, blocks: Blocks, config: TrainConfig, mean: np.ndarray | None) -> None:
+        self._config, self._mean = config, mean
+        self._classes = len(blocks.class_names)
+        self._shares = blocks.shares(config.workers)
+        self._run_id = uuid.uuid4().hex[:12]
+
+    def train(self, round_number: int, weights: WeightCollection, momentum: np.ndarray | None) -> Round:
+        """Run a round as one Spark job; a task that is lost is tried again by Spark."""
+        sc = self._shares.context
+        sent: Broadcast[_Sent] = sc.broadcast((weights.flat, momentum, self._mean))
+        try:
+            task = partial(
+                _train_task,
+                sent=sent,
+                round_number=round_number,
+                config=self._config,
+                classes=self._classes,
+                run_id=self._run_id,
+            )
+            with readable_errors():
+                results = self._shares.mapPartitionsWithIndex(task).collect()
+        finally:
+            sent.destroy()
+        reports = tuple(item for item in results if isinstance(item, WorkerReport))
+        average = average_flat(_vectors(results, weights.flat.dtype), [report.samples for report in reports])
+        size = len(weights.flat)
+        return Round(
+            weights=weights.with_flat(average[:size]),
+            momentum=average[size:] if self._config.momentum_mode == "averaged" else None,
+            reports=reports,
+        )
+
+    def evaluate(self, blocks: Blocks, weights: WeightCollection) -> Scores:
+        """Run an evaluation as one Spark job."""
+        return evaluate(blocks, weights, self._mean, self._config, self._classes)
+
+    def close(self) -> None:
+        """Let Spark forget the shares. Files of kept momentum go with the executors' local directories."""
+        self._shares.unpersist()
+
+
+def _train_task(
+    worker: int,
+    shares: Iterable[list[Block]],
+    sent: Broadcast[_Sent],
+    round_number: int,
+    config: TrainConfig,
+    classes: int,
+    run_id: str,
+) -> Iterator[WorkerReport | bytes]:
+    """Train on a share; give back a report, then the weights (and momentum, where it is averaged) in pieces."""
+    [blocks] = shares
+    weights, momentum, mean = sent.value
+    lost = False
+    if config.momentum_mode == "kept" and round_number:
+        momentum = _load_momentum(_momentum_path(run_id, worker, round_number))
+        lost = momentum is None
+    share = Share(blocks, config.seed, worker)
+    outcome = train_round(replica(config, classes), share, weights, momentum, round_number, config, mean)
+    if config.momentum_mode == "kept":
+        # Written for the next round; this round's stays, for the case that this task is tried again.
+        with written_whole(_momentum_path(run_id, worker, round_number + 1)) as file:
+            np.save(file, outcome.momentum)
+        _momentum_path(run_id, worker, round_number - 1).unlink(missing_ok=True)
+    yield WorkerReport(
+        samples=outcome.samples,
+        loss=outcome.loss,
+        data_s=outcome.data_s,
+        compute_s=outcome.compute_s,
+        momentum_lost=lost,
+    )
+    averaged = (outcome.weights, outcome.momentum) if config.momentum_mode == "averaged" else (outcome.weights,)
+    data = np.concatenate(averaged).tobytes()
+    for start in range(0, len(data), _PIECE_BYTES):
+        yield data[start : start + _PIECE_BYTES]
+
+
+def _vectors(results: list[WorkerReport | bytes], dtype: np.dtype) -> Iterator[np.ndarray]:
+    """Put the pieces of each worker together again: they follow its report."""
+    starts = [i for i, item in enumerate(results) if isinstance(item, WorkerReport)] + [len(results)]
+    for start, stop in itertools.pairwise(starts):
+        yield np.frombuffer(b"".join(results[start + 1 : stop]), dtype)  # type: ignore[arg-type]
+
+
+def _momentum_path(run_id: str, worker: int, round_number: int) -> Path:
+    return local_folder() / f"{run_id}-momentum-{worker}-{round_number}.npy"
+
+
+def _load_momentum(path: Path) -> np.ndarray | None:
+    try:
+        momentum: np.ndarray = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        return None
+    return momentum

@@ -1,0 +1,105 @@
+"""The networks that come with SparkNet, by name, and those of one's own by `module:function`."""
+
+import difflib
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from sparknet.errors import ConfigError
+from sparknet.train.config import TrainConfig
+from sparknet.train.models import cifar10_quick, lenet
+
+# Factory (called with the number of classes and the crop in pixels), and the settings that its authors published.
+NETWORKS: Mapping[str, tuple[Callable[[int, int], nn.Module], TrainConfig]] = {
+    "cifar10_quick": (cifar10_quick.Cifar10Quick, cifar10_quick.PUBLISHED),
+    "lenet": (lenet.LeNet, lenet.PUBLISHED),
+}
+
+
+def published(net: str) -> TrainConfig:
+    """Look up a network's published settings; general ones for a network of one's own.
+
+    Raises:
+        ConfigError: no network of that name.
+    """
+    if ":" in net:
+        return TrainConfig(net=net)
+    return _entry(net)[1]
+
+
+def build(net: str, classes: int, crop: int, seed: int) -> nn.Module:
+    """Make a network with fresh weights.
+
+    A function of one's own is called with those of the keyword arguments `classes`, `num_classes` (the same) and
+    `crop` that it names.
+
+    Args:
+        net: name of a network, or `module:function`.
+        classes: number of outputs.
+        crop: height and width of the input, pixels.
+        seed: of the weights.
+
+    Raises:
+        ConfigError: there is no such network, it cannot be made, or it does not turn (n, 3, crop, crop) into
+            (n, classes).
+    """
+    factory = _own(net) if ":" in net else _entry(net)[0]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = _call(factory, net, classes, crop)
+    _check_output(module, net, classes, crop)
+    return module
+
+
+def _entry(net: str) -> tuple[Callable[[int, int], nn.Module], TrainConfig]:
+    if net not in NETWORKS:
+        near = difflib.get_close_matches(net, NETWORKS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(
+            f"no network {net!r}; {hint}there are {', '.join(sorted(NETWORKS))}, and module:function for one's own"
+        )
+    return NETWORKS[net]
+
+
+def _own(net: str) -> Callable[..., object]:
+    module_name, _, function = net.partition(":")
+    try:
+        factory: Callable[..., object] = getattr(importlib.import_module(module_name), function)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"net {net}: no module {error.name!r} on the Python path") from error
+    except AttributeError as error:
+        raise ConfigError(f"net {net}: module {module_name} has no {function!r}") from error
+    return factory
+
+
+def _call(factory: Callable[..., object], net: str, classes: int, crop: int) -> nn.Module:
+    offered = {"classes": classes, "num_classes": classes, "crop": crop}
+    named = inspect.signature(factory).parameters
+    try:
+        module = factory(**{name: value for name, value in offered.items() if name in named})
+    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
+        raise ConfigError(f"net {net}: cannot be made for {classes} classes and crop {crop}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"net {net}: returned a {type(module).__name__}, not an nn.Module")
+    return module
+
+
+def _check_output(module: nn.Module, net: str, classes: int, crop: int) -> None:
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    was_training = module.training
+    try:
+        with torch.no_grad():
+            scores = module.eval()(torch.zeros(1, 3, crop, crop, device=device))
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"net {net}: does not take images of 3 x {crop} x {crop}: {reason}") from error
+    finally:
+        module.train(was_training)
+    shape = tuple(getattr(scores, "shape", ()))
+    if shape != (1, classes):
+        outputs = math.prod(shape[1:]) if shape else type(scores).__name__
+        raise ConfigError(f"net {net}: gives {outputs} outputs an image, the data have {classes} classes")

@@ -1,0 +1,39 @@
+"""One Spark session for all tests of a process; small sets in the official layout; the real one where it is there."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from sparknet.session import start
+from tests.sets import TinySet, write_tiny_set
+
+
+@pytest.fixture(scope="session")
+def sc() -> Iterator[SparkContext]:
+    """Spark on two slots of this machine, as `local[2,4]`: a failed task is tried again."""
+    SparkSession.builder.config("spark.ui.enabled", "false").config("spark.driver.memory", "2g")
+    spark = start("local[2,4]", "sparknet-tests")
+    spark.sparkContext.setLogLevel("OFF")
+    yield spark.sparkContext
+    spark.stop()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinySet:
+    """A made-up set of three classes in the official layout; see `tests.sets`."""
+    return write_tiny_set(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def cifar10() -> Path:
+    """CIFAR-10 as JPEGs in the layout of ILSVRC2012, in the folder that SPARKNET_CIFAR10 names."""
+    folder = os.environ.get("SPARKNET_CIFAR10")
+    if folder is None:
+        pytest.skip("SPARKNET_CIFAR10 does not name a folder with CIFAR-10 in the layout of ILSVRC2012")
+    train = Path(folder) / "ILSVRC2012_img_train.tar"
+    assert train.is_file(), f"SPARKNET_CIFAR10={folder} holds no {train.name}"
+    return Path(folder)
