@@ -22,7 +22,7 @@ say "training lenet with two workers, 10 iterations a round (a minute or two) ..
 sparknet train "$data/ILSVRC2012_img_train.tar" \
     --val "$data/ILSVRC2012_img_val.tar" --val-labels "$data/val.txt" \
     --net lenet --side 28 --crop 28 --workers 2 --tau 10 --rounds 40 \
-    --out "$run" --json | tail -n 1 >"$scratch/result.json"
+    --master "local[2,4]" --out "$run" --json | tail -n 1 >"$scratch/result.json"
 
 python - "$scratch/result.json" <<'PYTHON'
 import json, sys
@@ -38,11 +38,13 @@ cat <<END
 The run's files: $run
 The images it saw: $data
 
-To train on ImageNet as it is given out (any folder, s3:// or hdfs:// URL will do for /data):
+To train on ImageNet as it is given out (/data may be a folder, or an s3:// or hdfs:// URL):
 
     . "$SPARKNET_VENV/bin/activate"
-    export JAVA_HOME="$JAVA_HOME"
     sparknet train /data/ILSVRC2012_img_train.tar \\
         --val /data/ILSVRC2012_img_val.tar --val-labels /data/val.txt \\
-        --net MODULE:FUNCTION --side 256 --crop 227 --workers 2 --tau 50 --rounds 10000 --out /data/run
+        --net cifar10_quick --side 32 --crop 32 --workers 2 --tau 10 --rounds 10000 --out my-run
+
+That is a small network on small images. For one of your own, on large ones: --net MODULE:FUNCTION --side 256
+--crop 227, where FUNCTION(classes, crop) in MODULE.py returns a torch.nn.Module.
 END

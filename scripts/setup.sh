@@ -33,8 +33,9 @@ logged() {
         rm -f "$log"
         return 0
     fi
-    cause=$(grep -E '^(ERROR|E|error):' "$log" | tail -n 1) || cause=$(grep -v '^ *$' "$log" | tail -n 1) || cause=
-    say "$what failed (exit status $status): ${cause:-it said nothing}; the whole log: $log"
+    # pip's and apt's first complaint is the cause, their last a moral.
+    cause=$(grep -m 1 -E '^ *(ERROR|Error|E): ' "$log") || cause=$(grep -v '^ *$' "$log" | tail -n 1) || cause=
+    say "$what failed (exit status $status): ${cause:-no output}; the whole log: $log"
     return "$status"
 }
 

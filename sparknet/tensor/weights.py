@@ -48,8 +48,14 @@ class WeightCollection(Mapping[str, np.ndarray]):
         """Copy arrays into one buffer: float64 where any of them is, else float32.
 
         Args:
-            arrays: of any shape, by name.
+            arrays: of any shape, float16, float32 or float64, by name.
+
+        Raises:
+            ValueError: an array has another dtype; float32 would round integers above 2^24 in silence.
         """
+        for name, array in arrays.items():
+            if array.dtype not in (np.float16, np.float32, np.float64):
+                raise ValueError(f"tensor {name} must be float16, float32 or float64, got {array.dtype}")
         wide = any(array.dtype == np.float64 for array in arrays.values())
         parts = [np.ravel(array) for array in arrays.values()]
         flat = np.concatenate(parts, dtype=np.float64 if wide else np.float32, casting="same_kind") if parts else None
@@ -69,6 +75,9 @@ class WeightCollection(Mapping[str, np.ndarray]):
 
     def __repr__(self) -> str:
         return f"WeightCollection({len(self)} tensors, {self.flat.size} {self.flat.dtype} elements)"
+
+    # numpy's scalars would take a Mapping for an array of objects; so they leave `scalar * collection` to us.
+    __array_ufunc__ = None
 
     # Equality of floats is asked for with a tolerance (`allclose`); a Mapping's would compare arrays and fail.
     __eq__ = object.__eq__
@@ -164,7 +173,8 @@ def weighted_average(collections: Iterable[WeightCollection], weights: Sequence[
 def average_flat(buffers: Iterable[np.ndarray], weights: Sequence[float]) -> np.ndarray:
     """Average arrays of one length, each by its weight.
 
-    The sum runs in float64, so that the average of identical arrays is exactly that array.
+    The sum runs in float64, so that the average of identical float32 arrays is exactly that array. That of float64
+    ones is it but for the last bit.
 
     Args:
         buffers: at least one, 1-D; each is used as it comes and then let go.
@@ -184,6 +194,8 @@ def average_flat(buffers: Iterable[np.ndarray], weights: Sequence[float]) -> np.
     for buffer, weight in zip(buffers, weights, strict=True):
         if acc is None:
             acc, dtype = np.zeros(len(buffer), np.float64), buffer.dtype
+        if len(buffer) != len(acc):  # numpy would spread a single element over all
+            raise ValueError(f"cannot average arrays of {len(acc)} and of {len(buffer)} elements")
         acc += np.multiply(buffer, weight, dtype=np.float64)
     if acc is None:
         raise ValueError("nothing to average")

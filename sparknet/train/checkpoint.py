@@ -1,7 +1,8 @@
 """A run's folder: what it was asked, the weights, the mean image. No pickle: JSON and safetensors.
 
-RUN/config.json, RUN/weights.safetensors (a state_dict that plain PyTorch loads), RUN/mean.safetensors,
-RUN/metrics.jsonl (a line a round), RUN/bad_samples.jsonl.
+RUN/config.json, RUN/weights.safetensors (a state_dict that plain PyTorch loads; tensors that modules share are in it
+once, as safetensors.torch.load_model wants them), RUN/mean.safetensors, RUN/metrics.jsonl (a line a round),
+RUN/bad_samples.jsonl.
 """
 
 import dataclasses
@@ -49,8 +50,10 @@ def refuse_used(out: Path) -> None:
     """Make sure that a folder for a run holds no other.
 
     Raises:
-        RunError: it does.
+        RunError: it does, or is no folder.
     """
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out}: is a file; name a new folder for the run")
     for name in (_CONFIG, METRICS):
         if (out / name).exists():
             raise RunError(f"{out}: holds another run already; name a new folder, or remove that one")

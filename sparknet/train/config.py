@@ -1,5 +1,6 @@
 """What a training run is made of: frozen, and checked once when made."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -21,7 +22,7 @@ class SolverConfig:
         gamma: of the policies step, exp, inv and multistep.
         power: of the policies inv and poly.
         step_size: of the policy step, iterations.
-        step_values: of the policy multistep, iterations, rising.
+        step_values: of the policy multistep, iterations, rising. A list is taken too.
         max_iterations: of the policy poly: where the rate reaches 0.
     """
 
@@ -36,10 +37,14 @@ class SolverConfig:
     max_iterations: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "step_values", tuple(self.step_values))  # a configuration is hashable
         _choice("lr-policy", self.policy, get_args(Policy))
-        _check(self.base_lr > 0, "lr must be above 0", self.base_lr)
+        _check(0 < self.base_lr < math.inf, "lr must be above 0 and finite", self.base_lr)
         _check(0 <= self.momentum < 1, "momentum must be from 0 up to 1", self.momentum)
-        _check(self.weight_decay >= 0, "weight-decay must not be negative", self.weight_decay)
+        _check(0 <= self.weight_decay < math.inf, "weight-decay must be finite and not negative", self.weight_decay)
+        # A negative base of a power has no real value, and 0 to a negative power none at all.
+        _check(0 <= self.gamma < math.inf, "gamma must be finite and not negative", self.gamma)
+        _check(0 <= self.power < math.inf, "power must be finite and not negative", self.power)
         if self.policy == "step":
             _check(
                 self.step_size >= 1,
@@ -105,8 +110,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("crop", "batch", "workers", "tau", "rounds", "test_every", "test_batch", "threads"):
             _check(getattr(self, name) >= 1, f"{name.replace('_', '-')} must be at least 1", getattr(self, name))
-        _check(self.seed >= 0, "seed must not be negative", self.seed)
-        _check(self.scale > 0, "scale must be above 0", self.scale)
+        _check(0 <= self.seed < 2**64, "seed must be from 0 up to 2^64", self.seed)
+        _check(0 < self.scale < math.inf, "scale must be above 0 and finite", self.scale)
         _choice("momentum-mode", self.momentum_mode, get_args(Momentum))
         _choice("device", self.device, ("cpu", "cuda", "auto"))
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from pyspark import Broadcast
 
-from sparknet.errors import LabelError
+from sparknet.errors import ConfigError, LabelError
 from sparknet.loaders.blocks import Block, Blocks
-from sparknet.loaders.minibatch import centre_crops, to_tensor
+from sparknet.loaders.minibatch import centre_crops, check_crop, to_tensor
 from sparknet.session import readable_errors
 from sparknet.tensor.weights import WeightCollection
 from sparknet.train.config import TrainConfig
@@ -65,10 +65,10 @@ def evaluate(
         classes: number of the network's outputs.
 
     Raises:
-        LabelError: the set has other classes.
+        LabelError: the set has more classes.
+        ConfigError: the images' side is not the mean's, the crop is larger, or the weights are another network's.
     """
-    if len(blocks.class_names) > classes:
-        raise LabelError(f"{blocks.source}: {len(blocks.class_names)} classes, the network has {classes} outputs")
+    check_set(blocks, classes=classes, crop=config.crop, side=blocks.side if mean is None else len(mean))
     sent = blocks.rdd.context.broadcast((weights.flat, mean))
     try:
         task = partial(_score_task, sent=sent, config=config, classes=classes)
@@ -76,6 +76,26 @@ def evaluate(
             return reduce(Scores.__add__, blocks.rdd.map(task).collect())
     finally:
         sent.destroy()
+
+
+def check_set(blocks: Blocks, *, classes: int, crop: int, side: int) -> None:
+    """Make sure that a set fits a network, before any of it is read.
+
+    Args:
+        blocks: the set.
+        classes: number of the network's outputs.
+        crop: height and width of what the network sees, pixels.
+        side: height and width of the images that it was trained on, pixels.
+
+    Raises:
+        LabelError: the set has more classes.
+        ConfigError: its images have another side, or the crop is larger.
+    """
+    if len(blocks.class_names) > classes:
+        raise LabelError(f"{blocks.source}: {len(blocks.class_names)} classes, the network has {classes} outputs")
+    if blocks.side != side:
+        raise ConfigError(f"{blocks.source}: cached at a side of {blocks.side} pixels, the training set's is {side}")
+    check_crop(crop, blocks.side)
 
 
 def score_block(net: Net, block: Block, mean: np.ndarray | None, config: TrainConfig) -> Scores:
@@ -108,5 +128,8 @@ def _score_task(
 ) -> Scores:
     flat, mean = sent.value
     net = replica(config, classes)
-    net.set_weights(flat)
+    try:
+        net.set_weights(flat)
+    except ValueError as error:
+        raise ConfigError(f"net {config.net}: is not the network that these weights are of: {error}") from error
     return score_block(net, block, mean, config)

@@ -25,7 +25,7 @@ class Net:
         device: where to compute.
 
     Raises:
-        ConfigError: the module has no parameter that trains.
+        ConfigError: the module has no parameter that trains, or a multiplier names no parameter.
     """
 
     def __init__(self, module: nn.Module, solver: SolverConfig, device: torch.device | str = "cpu") -> None:
@@ -49,7 +49,9 @@ class Net:
             else:
                 self._copied.append((tensor, view))
         multipliers: Mapping[str, Multipliers] = getattr(module, "multipliers", {})
-        self.solver = SGD(trainable, multipliers, solver)
+        frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+        used = {name: multiplier for name, multiplier in multipliers.items() if name not in frozen}
+        self.solver = SGD(trainable, used, solver)
 
     def get_weights(self) -> WeightCollection:
         """Take the weights out: parameters and persistent buffers by name.

@@ -1,6 +1,7 @@
 """SGD as Caffe defines it, and its learning-rate policies."""
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -71,10 +72,10 @@ class SGD:
                     f"a multiplier names {name}, which is no parameter; there are {', '.join(parameters)}"
                 )
         self.config = config
-        first = next(iter(parameters.values()))
-        self.flat_velocity = torch.zeros(
-            sum(p.numel() for p in parameters.values()), dtype=first.dtype, device=first.device
-        )
+        # float32 at least: in half precision small steps round away, and numpy knows no bfloat16.
+        dtype = reduce(torch.promote_types, (p.dtype for p in parameters.values()), torch.float32)
+        device = next(iter(parameters.values())).device
+        self.flat_velocity = torch.zeros(sum(p.numel() for p in parameters.values()), dtype=dtype, device=device)
         velocities = torch.split(self.flat_velocity, [p.numel() for p in parameters.values()])
         self._slots = [
             (parameter, velocity.view(parameter.shape), multipliers.get(name, Multipliers()))

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 from pyspark import SparkContext
 
-from sparknet.errors import ConfigError, DivergedError
+from sparknet.errors import ConfigError, DivergedError, RunError
 from sparknet.loaders.blocks import Blocks
 from sparknet.loaders.minibatch import check_crop
 from sparknet.session import worker_slots
 from sparknet.train import checkpoint
 from sparknet.train.config import TrainConfig
-from sparknet.train.evaluate import Scores
+from sparknet.train.evaluate import Scores, check_set
 from sparknet.train.exchange import Exchange
 from sparknet.train.exchange.spark import SparkExchange
 from sparknet.train.models import build
@@ -105,10 +105,13 @@ def train(
 
     Raises:
         ConfigError: the configuration does not fit the data, the network or the cluster.
+        LabelError: the validation set has more classes.
         RunError: `out` holds another run, or cannot be written.
-        DivergedError: a worker's loss is not a finite number.
+        DivergedError: a worker's loss, or a weight that is to be saved, is not a finite number.
     """
     check_fits(config, train_set.rdd.context, classes=len(train_set.class_names), side=train_set.side)
+    if val_set is not None:
+        check_set(val_set, classes=len(train_set.class_names), crop=config.crop, side=train_set.side)
     net = Net(build(config.net, len(train_set.class_names), config.crop, config.seed), config.solver)
     if out is not None:
         checkpoint.create_folder(out, train_set.ledger.bad + (val_set.ledger.bad if val_set else ()))
@@ -191,6 +194,10 @@ def _rounds(
         )
         last = number + 1 == config.rounds
         due = last or (number + 1) % config.test_every == 0
+        if due and not np.isfinite(weights.flat).all():  # a loss is measured before its step: the last step shows here
+            raise DivergedError(
+                f"round {number + 1}: a weight is no finite number at learning rate {rate:g}; use a lower --lr"
+            )
         if due and val_set is not None:
             scores = exchange.evaluate(val_set, weights)
             metrics = dataclasses.replace(
@@ -213,5 +220,8 @@ def _rounds(
 
 def _append(path: Path, metrics: RoundMetrics) -> None:
     line = {name: value for name, value in dataclasses.asdict(metrics).items() if value is not None}
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    try:
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error

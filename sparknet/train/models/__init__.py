@@ -3,7 +3,6 @@
 import difflib
 import importlib
 import inspect
-import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -51,7 +50,7 @@ def build(net: str, classes: int, crop: int, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = _call(factory, net, classes, crop)
-    _check_output(module, net, classes, crop)
+        _check_output(module, net, classes, crop)  # lazy layers fill their weights here
     return module
 
 
@@ -67,12 +66,15 @@ def _entry(net: str) -> tuple[Callable[[int, int], nn.Module], TrainConfig]:
 
 def _own(net: str) -> Callable[..., object]:
     module_name, _, function = net.partition(":")
+    if not module_name or not function:
+        raise ConfigError(f"net {net}: one's own network is named as module:function")
     try:
-        factory: Callable[..., object] = getattr(importlib.import_module(module_name), function)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"net {net}: no module {error.name!r} on the Python path") from error
-    except AttributeError as error:
-        raise ConfigError(f"net {net}: module {module_name} has no {function!r}") from error
+    factory: object = getattr(module, function, None)
+    if not callable(factory):
+        raise ConfigError(f"net {net}: module {module_name} has no function {function!r}")
     return factory
 
 
@@ -94,12 +96,14 @@ def _check_output(module: nn.Module, net: str, classes: int, crop: int) -> None:
     try:
         with torch.no_grad():
             scores = module.eval()(torch.zeros(1, 3, crop, crop, device=device))
-    except RuntimeError as error:
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"net {net}: does not take images of 3 x {crop} x {crop}: {reason}") from error
     finally:
         module.train(was_training)
-    shape = tuple(getattr(scores, "shape", ()))
-    if shape != (1, classes):
-        outputs = math.prod(shape[1:]) if shape else type(scores).__name__
-        raise ConfigError(f"net {net}: gives {outputs} outputs an image, the data have {classes} classes")
+    if not isinstance(scores, torch.Tensor):
+        raise ConfigError(f"net {net}: gives a {type(scores).__name__}, not a tensor of class scores")
+    if scores.shape != (1, classes):
+        shape = tuple(scores.shape)
+        wanted = (1, classes)
+        raise ConfigError(f"net {net}: an image gives scores of shape {shape}, {classes} classes ask for {wanted}")

@@ -23,10 +23,15 @@ class Cifar10Quick(nn.Module):
     Args:
         classes: number of outputs.
         crop: height and width of the input, pixels; at least 8.
+
+    Raises:
+        ValueError: crop is below 8.
     """
 
     def __init__(self, classes: int, crop: int) -> None:
         super().__init__()
+        if crop < 8:
+            raise ValueError(f"crop must be at least 8 for three poolings, got {crop}")
         self.conv1 = nn.Conv2d(3, 32, 5, padding=2)
         self.conv2 = nn.Conv2d(32, 32, 5, padding=2)
         self.conv3 = nn.Conv2d(32, 64, 5, padding=2)
@@ -51,6 +56,8 @@ class Cifar10Quick(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(n, 3, crop, crop) to (n, classes). The first ReLU comes after its pooling, as published."""
+        # Pooling in NCHW is slow on a CPU: a whole step takes 1.5 times as long as with channels last.
+        x = x.contiguous(memory_format=torch.channels_last)
         x = torch.relu(self.max_pool(self.conv1(x)))
         x = self.average_pool(torch.relu(self.conv2(x)))
         x = self.average_pool(torch.relu(self.conv3(x)))

@@ -24,11 +24,16 @@ class LeNet(nn.Module):
 
     Args:
         classes: number of outputs.
-        crop: height and width of the input, pixels; at least 14.
+        crop: height and width of the input, pixels; at least 13.
+
+    Raises:
+        ValueError: crop is below 13.
     """
 
     def __init__(self, classes: int, crop: int) -> None:
         super().__init__()
+        if crop < 13:
+            raise ValueError(f"crop must be at least 13 for two convolutions and poolings, got {crop}")
         self.conv1 = nn.Conv2d(3, 20, 5)
         self.conv2 = nn.Conv2d(20, 50, 5)
         self.pool = nn.MaxPool2d(2, 2, ceil_mode=True)
