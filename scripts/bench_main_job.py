@@ -27,6 +27,7 @@ from sparknet.train.trainer import train
 
 
 def main() -> None:
+    """Read the command line, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="a training set that tells its classes (ILSVRC2012_img_train.tar)")
     parser.add_argument("--net", default="cifar10_quick")
@@ -95,16 +96,16 @@ def plain(images: np.ndarray, labels: np.ndarray, mean: np.ndarray, config: Trai
                 for p, w in zip(parameters, weights, strict=True):
                     p.copy_(w)
             for _ in range(config.tau):
-                chosen = rng.choice(share, config.batch, replace=False)
+                chosen = rng.choice(share, config.batch, replace=config.batch > len(share))
                 x = (torch.from_numpy(images[chosen]).permute(0, 3, 1, 2).float() - centre).contiguous()
                 net.zero_grad(set_to_none=True)
                 torch.nn.functional.cross_entropy(net(x), torch.from_numpy(labels[chosen])).backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     for p, v, multiplier in zip(parameters, velocity, multipliers, strict=True):
-                        assert p.grad is not None
-                        gradient = p.grad.add(p, alpha=config.solver.weight_decay)
-                        v.mul_(config.solver.momentum).add_(gradient, alpha=config.solver.base_lr * multiplier)
-                        p.sub_(v)
+                        if p.grad is not None:
+                            gradient = p.grad.add(p, alpha=config.solver.weight_decay)
+                            v.mul_(config.solver.momentum).add_(gradient, alpha=config.solver.base_lr * multiplier)
+                            p.sub_(v)
             with torch.no_grad():
                 for total, p in zip(sums, parameters, strict=True):
                     total.add_(p)

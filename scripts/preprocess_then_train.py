@@ -22,6 +22,7 @@ from sparknet.train.trainer import RoundMetrics, train
 
 
 def main() -> None:
+    """Read the command line, preprocess, train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train_tar")
     parser.add_argument("val_tar")

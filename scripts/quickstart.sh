@@ -38,7 +38,7 @@ cat <<END
 The run's files: $run
 The images it saw: $data
 
-To train on ImageNet as it is given out (/data may be a folder, or an s3:// or hdfs:// URL):
+To train on ImageNet as it is given out (/data may be a folder or, with the extras s3 and hdfs, a URL):
 
     . "$SPARKNET_VENV/bin/activate"
     sparknet train /data/ILSVRC2012_img_train.tar \\

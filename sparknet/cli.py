@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,23 +35,16 @@ app = typer.Typer(
 )
 
 
-class LayoutName(StrEnum):
-    """Names for --layout."""
-
-    ilsvrc = "ilsvrc"
-    shards = "shards"
-
-
 Source = Annotated[str, typer.Argument(help="URL or path of a tar, or of a folder of tars.")]
-Layout = Annotated[LayoutName | None, typer.Option(help="Layout of SOURCE; recognised by looking if not given.")]
+Layout = Annotated[
+    str | None, typer.Option(help="Layout of SOURCE (ilsvrc, shards); recognised by looking if not given.")
+]
 LabelFile = Annotated[str | None, typer.Option(help="Label file: 'name index' a line, or the devkit's ground truth.")]
 DevkitIds = Annotated[
     str | None, typer.Option(help="The devkit's table, 'ID WordNet-ID' a line; for its ground truth.")
 ]
-Master = Annotated[str, typer.Option(help="Spark's master URL.")]
+Master = Annotated[str | None, typer.Option(help="Spark's master URL; local[*,4] if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")]
-
-_MASTER = "local[*,4]"
 
 
 @app.callback(invoke_without_command=True)
@@ -69,17 +61,17 @@ def inspect(
     labels: LabelFile = None,
     devkit_ids: DevkitIds = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet of 50 random images, a PNG.")] = None,
-    master: Master = _MASTER,
+    master: Master = None,
     json: Json = False,
 ) -> None:
     """Read and decode every sample of SOURCE: layout, counts, classes, bad samples."""
     from sparknet.loaders.survey import save_sheet, survey
     from sparknet.train.report import console, spark_progress
 
-    out = console()
-    with _spark(master) as sc:
+    screen = console()
+    with _spark(master, screen) as sc:
         samples = _read(sc, source, layout, labels, devkit_ids)
-        with spark_progress(sc, "reading and decoding", out):
+        with spark_progress(sc, "reading and decoding", screen):
             found = survey(samples, thumbs=50 if sheet else 0)
     if sheet:
         save_sheet(found, samples.class_names, sheet)
@@ -153,7 +145,7 @@ def train(
     test_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 50,
     threads: Annotated[int, typer.Option(help="Threads of torch in each worker.")] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "cpu",
-    master: Master = _MASTER,
+    master: Master = None,
     json: Json = False,
 ) -> None:
     """Train a network on SOURCE. Settings that are not given are the network's published ones."""
@@ -193,7 +185,7 @@ def train(
     }
     config = _config(net, given, solver)
     screen = console()
-    with _spark(master) as sc:
+    with _spark(master, screen) as sc:
         if workers is None:
             config = replace(config, workers=worker_slots(sc))
         if ":" in net:
@@ -232,7 +224,7 @@ def evaluate(
     layout: Layout = None,
     labels: LabelFile = None,
     devkit_ids: DevkitIds = None,
-    master: Master = _MASTER,
+    master: Master = None,
     json: Json = False,
 ) -> None:
     """Score a trained network on every image of SOURCE: top-1, top-5."""
@@ -244,7 +236,7 @@ def evaluate(
     sys.path.insert(0, "")
     trained = checkpoint.load(run)
     screen = console()
-    with _spark(master) as sc:
+    with _spark(master, screen) as sc:
         if ":" in trained.config.net:
             ship_module(sc, trained.config.net.partition(":")[0])
         samples = _read(sc, source, layout, labels, devkit_ids, trained.class_names)
@@ -267,13 +259,15 @@ def main() -> None:
 
 
 @contextmanager
-def _spark(master: str) -> "Iterator[SparkContext]":
+def _spark(master: str | None, screen: "Console") -> "Iterator[SparkContext]":
     """Start Spark for a command and stop it after. What its JVM prints is kept only if the command fails."""
     from sparknet.session import start
 
     handle, name = tempfile.mkstemp(prefix="sparknet-", suffix=".log")
     os.close(handle)
     log = Path(name)
+    if screen.is_terminal:
+        screen.print("starting Spark")
     try:
         spark = start(master, log=log)
         try:
@@ -309,7 +303,7 @@ def _config(net: str, given: dict[str, Any], solver: dict[str, Any]) -> "TrainCo
 def _read(
     sc: "SparkContext",
     source: str,
-    layout: LayoutName | None,
+    layout: str | None,
     labels: str | None,
     devkit_ids: str | None,
     class_names: tuple[str, ...] = (),

@@ -30,14 +30,17 @@ _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
 }
 
+# PySpark sets the second one itself where a session of the caller's is a Connect one.
+_CONNECT_SIGNS = {"SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"}
+
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
-def start(master: str = DEFAULT_MASTER, app_name: str = "sparknet", log: Path | None = None) -> SparkSession:
+def start(master: str | None = None, app_name: str = "sparknet", log: Path | None = None) -> SparkSession:
     """Start Spark, or take the session that is there (under spark-submit, say), and try its executors.
 
     Args:
-        master: Spark's master URL.
+        master: Spark's master URL; `DEFAULT_MASTER` where None. A session that is there keeps its own.
         app_name: shown in Spark's UI.
         log: file for what the JVM and the Python workers print, Spark's log among it; they print to this process's
             standard error where None.
@@ -47,11 +50,12 @@ def start(master: str = DEFAULT_MASTER, app_name: str = "sparknet", log: Path | 
         SessionError: Spark does not start, or its executors cannot run SparkNet.
         ConfigError: it is a Spark Connect session, which has no RDDs.
     """
-    if os.environ.get("SPARK_REMOTE") or master.startswith("sc://"):
+    master = master or DEFAULT_MASTER
+    if _CONNECT_SIGNS & os.environ.keys() or master.startswith("sc://"):
         raise ConfigError(
-            "Spark Connect has no RDDs; unset SPARK_REMOTE and use a classic master (local, spark://, yarn)"
+            "Spark Connect has no RDDs; unset SPARK_REMOTE, and use a classic master (local, spark://, yarn)"
         )
-    builder = SparkSession.builder.appName(app_name)
+    builder = SparkSession.builder.appName(app_name).config("spark.api.mode", "classic")
     if not _is_submitted():
         os.environ["JAVA_HOME"] = str(find_java())
         local = master.startswith("local")
@@ -79,7 +83,7 @@ def worker_slots(sc: SparkContext) -> int:
 def ship_module(sc: SparkContext, name: str) -> None:
     """Make a module of the user's own importable on the executors, where it is a file beside the driver's program.
 
-    What is installed (in site-packages) is expected to be installed there too.
+    What is installed (Python's own, in site-packages, SparkNet) is expected to be installed there too.
 
     Args:
         sc: whose executors.
@@ -89,19 +93,25 @@ def ship_module(sc: SparkContext, name: str) -> None:
         ConfigError: there is no such module.
     """
     top = name.split(".")[0]
-    spec = importlib.util.find_spec(top)
+    if top in sys.stdlib_module_names or top == "sparknet":
+        return
+    spec = importlib.util.find_spec(top) if top.isidentifier() else None
     if spec is None or not (spec.origin or spec.submodule_search_locations):
         raise ConfigError(f"no module {top!r} on the Python path; run from its folder, or set PYTHONPATH")
     if spec.submodule_search_locations is None:
         source = Path(str(spec.origin))
-        if "site-packages" not in source.parts:
+        if not _is_installed(source):
             sc.addPyFile(str(source))
         return
     folder = Path(next(iter(spec.submodule_search_locations)))
-    if "site-packages" not in folder.parts:
+    if not _is_installed(folder):
         scratch = tempfile.mkdtemp(prefix="sparknet-")
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)  # the driver serves the file until it ends
         sc.addPyFile(shutil.make_archive(f"{scratch}/{top}", "zip", folder.parent, folder.name))
+
+
+def _is_installed(path: Path) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 @contextmanager

@@ -5,11 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from sparknet.session import start
 from tests.sets import TinySet, write_tiny_set
+
+# An example may take as long as a busy machine makes it.
+settings.register_profile("sparknet", deadline=None)
+settings.load_profile("sparknet")
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from typing import BinaryIO
 import numpy as np
 from pyspark import RDD, StorageLevel
 
-from sparknet.errors import ConfigError
+from sparknet.errors import ConfigError, SessionError
 from sparknet.loaders.decode import decode
 from sparknet.loaders.layouts.plan import Sample
 from sparknet.loaders.preprocess import resize, sum_images
@@ -176,10 +176,15 @@ def cache(samples: Samples, side: int) -> Blocks:
 
 
 def local_folder() -> Path:
-    """Where this executor keeps files that may vanish with it: SparkNet's part of Spark's local directory."""
+    """Where this executor keeps files that may vanish with it: SparkNet's part of Spark's local directory.
+
+    Raises:
+        SessionError: it cannot be made.
+    """
     root = os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")[0]
     folder = Path(root) / "sparknet"
-    folder.mkdir(parents=True, exist_ok=True)
+    with _local_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -192,11 +197,23 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     """
     attempt = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        with attempt.open("wb") as file:
-            yield file
-        attempt.replace(path)
+        with _local_disk(path):
+            with attempt.open("wb") as file:
+                yield file
+            attempt.replace(path)
     finally:
         attempt.unlink(missing_ok=True)
+
+
+@contextmanager
+def _local_disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SessionError(
+            f"{path}: the executor cannot write it: {error.strerror or error}; make room there, or let Spark's local "
+            "directory (spark.local.dir, SPARK_LOCAL_DIRS) lie on another disk"
+        ) from error
 
 
 def _build(index: int, samples: Iterable[Sample], side: int, set_id: str) -> Iterator[Block]:

@@ -31,14 +31,14 @@ def decode(data: bytes, pixel_limit: int = PIXEL_LIMIT) -> np.ndarray:
     """
     if not data:
         raise DecodeError("no bytes (an empty file, or a link)")
-    if simplejpeg.is_jpeg(data):
+    if data.startswith(b"\xff\xd8\xff"):
         try:
             height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-        except ValueError as error:
-            raise DecodeError(f"damaged JPEG: {error}") from error
-        _check_size(height, width, pixel_limit)
-        # CMYK and YCCK come in variants (Adobe's inverted) that Pillow knows.
+        except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg has no name for
+            colorspace = None
+        # CMYK and YCCK come in variants (Adobe's inverted) that Pillow knows, as it does rarer kinds of subsampling.
         if colorspace in ("YCbCr", "RGB", "Gray"):
+            _check_size(height, width, pixel_limit)
             try:
                 pixels: np.ndarray = simplejpeg.decode_jpeg(data, colorspace="RGB")
             except ValueError as error:
@@ -59,18 +59,21 @@ def _decode_by_pillow(data: bytes, pixel_limit: int) -> np.ndarray:
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data)) as image:
                 _check_size(image.height, image.width, pixel_limit)
+                if image.mode in ("I", "F"):
+                    raise DecodeError(f"32-bit pixels (mode {image.mode}), whose black and white nothing tells")
                 if image.mode.startswith("I;16"):  # convert() would clip 16 bits at 255
                     wide = np.asarray(image)
                     return np.repeat((wide >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
                 return np.asarray(image.convert("RGB"))
     except DecodeError:
         raise
+    except Image.DecompressionBombError as error:  # above a limit of Pillow's own
+        raise DecodeError(f"too large: {_reason(error)}") from error
+    except UnidentifiedImageError as error:  # its own message holds the address of the buffer
+        raise DecodeError("not an image in any format that Pillow knows") from error
     except Exception as error:
-        raise DecodeError(f"not an image: {_reason(error)}") from error
+        raise DecodeError(f"damaged image: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
-    # Pillow's own message for unknown formats holds the address of the buffer.
-    if isinstance(error, UnidentifiedImageError):
-        return "in no format that Pillow knows"
     return " ".join(str(error).split()) or type(error).__name__

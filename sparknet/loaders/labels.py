@@ -108,17 +108,15 @@ def _ground_truth(
     devkit_ids_url: str,
     class_names: Sequence[str],
 ) -> dict[str, int]:
-    ids = []
+    ids = {}
     for number, [field] in lines:
         if not field.isdecimal() or int(field) not in wordnet_ids:
             raise LabelError(f"{url}, line {number}: devkit ID {field} is not in {devkit_ids_url}")
-        ids.append(int(field))
+        ids[number] = int(field)
     # The devkit's table also numbers inner nodes of WordNet, which label no image: only IDs in use are classes.
-    names = class_names or {wordnet_ids[devkit_id] for devkit_id in ids}
+    names = class_names or {wordnet_ids[devkit_id] for devkit_id in ids.values()}
     index = synset_indices(list(names))
-    for devkit_id in set(ids):
+    for devkit_id in sorted(set(ids.values())):
         if wordnet_ids[devkit_id] not in index:
             raise LabelError(f"{url}: {wordnet_ids[devkit_id]} (devkit ID {devkit_id}) is not a class of the train set")
-    return {
-        f"ILSVRC2012_val_{number:08d}.JPEG": index[wordnet_ids[devkit_id]] for number, devkit_id in enumerate(ids, 1)
-    }
+    return {f"ILSVRC2012_val_{number:08d}.JPEG": index[wordnet_ids[devkit_id]] for number, devkit_id in ids.items()}

@@ -26,7 +26,7 @@ def resize(image: np.ndarray, side: int) -> np.ndarray:
         return np.ascontiguousarray(image)
     import torch  # its second of start-up is for those who resize
 
-    pixels = torch.from_numpy(np.require(image, requirements="W")).permute(2, 0, 1)[None]
+    pixels = torch.from_numpy(np.require(image, requirements=("C", "W"))).permute(2, 0, 1)[None]
     resized = torch.nn.functional.interpolate(pixels, size=(side, side), mode="bilinear", antialias=True)
     return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 

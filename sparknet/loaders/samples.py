@@ -4,6 +4,7 @@ In: a URL. Out: an RDD of `Sample` (key, encoded image, label), each record of t
 what became of them.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -143,8 +144,11 @@ def read_samples(
     """
     plan = plan_source(url, layout)
     if class_names and plan.class_names and class_names != plan.class_names:
-        odd = sorted(set(class_names) ^ set(plan.class_names))
-        raise LabelError(f"{url}: its classes are not those of the train set; the first that differs is {odd[0]}")
+        pairs = enumerate(itertools.zip_longest(plan.class_names, class_names, fillvalue="none"))
+        index, own, other = next((i, own, other) for i, (own, other) in pairs if own != other)
+        raise LabelError(
+            f"{url}: its classes are not those of the train set: class {index} is {own} here, {other} there"
+        )
     names = class_names or plan.class_names
     if labels and names and labels.classes > len(names):
         raise LabelError(f"{labels.url}: names class {labels.classes - 1}, but there are {len(names)} classes")

@@ -4,16 +4,20 @@ Whatever a URL names is read by ranges, on the driver and on the executors alike
 A range that comes back short is an error, never a shorter sample.
 """
 
+import importlib
 import io
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from sparknet.errors import SourceError
 
 # What one request may bring into memory. The inner tars of ILSVRC2012 (about 140 MB) are one request each.
 CHUNK_BYTES = 256 * 1024 * 1024
+
+_SCAN_BYTES = 64 * 1024
 
 # Protocols whose files exist in the memory of one process only, so that no executor could open them.
 _PROCESS_LOCAL = {"memory", "generic", "reference"}
@@ -45,12 +49,11 @@ def list_files(url: str, suffixes: tuple[str, ...] = ()) -> list[File]:
         SourceError: the URL does not exist, may not be read, or holds no such file.
     """
     fs, path = _resolve(url)
+    fs.invalidate_cache()  # a listing kept from before may lack what was written since
 
     def find() -> dict[str, dict[str, Any]]:
         info = fs.info(path)
-        if info["type"] == "directory":
-            return dict(fs.find(path, detail=True))
-        return {path: info}
+        return _find_below(fs, path, suffixes) if info["type"] == "directory" else {path: info}
 
     found = _guarded(url, find)
     files = [
@@ -74,7 +77,9 @@ def read_range(url: str, start: int, length: int) -> bytes:
     """
     fs, path = _resolve(url)
     data: bytes = _guarded(url, lambda: fs.cat_file(path, start=start, end=start + length)) if length else b""
-    if len(data) != length:
+    if len(data) > length:
+        raise SourceError(f"{url}: the server ignores ranges ({len(data)} bytes came of the {length} asked for)")
+    if len(data) < length:
         raise SourceError(f"{url}: short read at offset {start}: {len(data)} bytes came of the {length} asked for")
     return data
 
@@ -85,9 +90,11 @@ def read_text(url: str) -> str:
     Raises:
         SourceError: the file cannot be read, or is not text.
     """
-    [file] = list_files(url)
+    files = list_files(url)
+    if len(files) > 1:
+        raise SourceError(f"{url}: a folder of {len(files)} files; name one text file")
     try:
-        return read_range(url, 0, file.size).decode("utf-8")
+        return read_range(files[0].url, 0, files[0].size).decode("utf-8-sig")  # as some editors write it
     except UnicodeDecodeError as error:
         raise SourceError(f"{url}: not a text file (byte {error.start} is not UTF-8)") from error
 
@@ -96,11 +103,14 @@ def open_scan(url: str) -> io.BufferedIOBase:
     """Open a file for looking here and there (the headers of a tar): small reads, little read ahead.
 
     Raises:
-        SourceError: the file cannot be opened.
+        SourceError: the file cannot be opened. A remote one raises it also where it is read.
     """
     fs, path = _resolve(url)
-    file: io.BufferedIOBase = _guarded(url, lambda: fs.open(path, "rb", block_size=64 * 1024))
-    return file
+    if isinstance(fs, LocalFileSystem):
+        file: io.BufferedIOBase = _guarded(url, lambda: fs.open(path, "rb"))
+        return file
+    size = list_files(url)[0].size
+    return io.BufferedReader(RangeReader(url, 0, size, chunk_bytes=_SCAN_BYTES), _SCAN_BYTES)
 
 
 class RangeReader(io.RawIOBase):
@@ -157,11 +167,17 @@ class RangeReader(io.RawIOBase):
 
 def _resolve(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     protocol = url.split("://", 1)[0] if "://" in url else "file"
+    if not url.strip():
+        raise SourceError("the URL is empty; name a file or a folder")
+    if "::" in url:
+        raise SourceError(f"{url}: chained URLs (with ::) are not read; name the file itself")
     if protocol in _PROCESS_LOCAL:
         raise SourceError(
             f"{url}: {protocol}:// exists in one process only, executors cannot see it; use a file, s3, hdfs"
         )
     try:
+        if protocol == "hdfs":
+            importlib.import_module("hdfs_native")  # without it fsspec would look for a JVM's libhdfs
         fs, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
         extra = _EXTRAS.get(protocol)
@@ -169,7 +185,31 @@ def _resolve(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         raise SourceError(f"{url}: no client for {protocol}:// is installed; {remedy}") from error
     except ValueError as error:
         raise SourceError(f"{url}: {error}") from error
+    except Exception as error:  # some clients connect as they are made
+        raise SourceError(f"{url}: {_described(error)}") from error
     return fs, path
+
+
+def _find_below(fs: fsspec.AbstractFileSystem, folder: str, suffixes: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Find all files below a folder, links followed."""
+    found: dict[str, dict[str, Any]] = {}
+    # Asynchronous clients (S3) list all by prefix; find() of the others passes over folders that it may not list.
+    entries = fs.find(folder, detail=True).values() if fs.async_impl else fs.ls(folder, detail=True)
+    for entry in entries:
+        name, kind = entry["name"], entry["type"]
+        if kind not in ("file", "directory"):
+            try:
+                entry = fs.info(name)
+            except FileNotFoundError as error:
+                if name.endswith(suffixes or ("",)):
+                    raise SourceError(f"{name}: a link that leads nowhere; mend or remove it") from error
+                continue
+            kind = entry["type"]
+        if kind == "directory" and name.rstrip("/") != folder.rstrip("/"):
+            found |= _find_below(fs, name, suffixes)
+        else:
+            found[name] = entry
+    return found
 
 
 def _full_url(fs: fsspec.AbstractFileSystem, path: str) -> str:
@@ -181,9 +221,20 @@ def _guarded(url: str, action: Callable[[], _T]) -> _T:
     """Run one act on a file system, and name the URL and the cause where it fails."""
     try:
         return action()
+    except SourceError:
+        raise
     except FileNotFoundError as error:
-        raise SourceError(f"{url}: no such file or folder") from error
+        # fsspec's HTTP client calls whatever becomes of its first request so; the cause tells.
+        cause = error.__cause__
+        absent = not isinstance(cause, Exception) or isinstance(cause, FileNotFoundError)
+        if absent or getattr(cause, "status", None) == 404:
+            raise SourceError(f"{url}: no such file or folder") from error
+        raise SourceError(f"{url}: {_described(cause)}") from error
     except PermissionError as error:
-        raise SourceError(f"{url}: not permitted to read it") from error
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{url}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise SourceError(f"{url}: not permitted to read {error.filename or 'it'}") from error
+    except Exception as error:  # every client has errors of its own
+        raise SourceError(f"{url}: {_described(error)}") from error
+
+
+def _described(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -13,6 +13,7 @@ from PIL import Image as PillowImage
 from PIL import ImageDraw
 
 from sparknet.errors import RunError
+from sparknet.loaders.decode import decode
 from sparknet.loaders.layouts.plan import Sample
 from sparknet.loaders.samples import BadSample, Ledger, Samples, decode_samples
 from sparknet.session import readable_errors
@@ -138,11 +139,10 @@ def _rank(sample: Sample) -> int:
 
 def _thumbnail(data: bytes) -> bytes:
     out = io.BytesIO()
-    with PillowImage.open(io.BytesIO(data)) as image:
-        small = image.convert("RGB")
-        # Small images are enlarged, by whole pixels, so that one sees what the network gets.
-        factor = max(1, _THUMB // max(small.size))
-        small = small.resize((small.width * factor, small.height * factor), PillowImage.Resampling.NEAREST)
-        small.thumbnail((_THUMB, _THUMB))
-        small.save(out, "PNG")
+    small = PillowImage.fromarray(decode(data))
+    # Small images are enlarged, by whole pixels, so that one sees what the network gets.
+    factor = max(1, _THUMB // max(small.size))
+    small = small.resize((small.width * factor, small.height * factor), PillowImage.Resampling.NEAREST)
+    small.thumbnail((_THUMB, _THUMB))
+    small.save(out, "PNG")
     return out.getvalue()

@@ -1,7 +1,7 @@
 """Members of a tar, read in place. In: a file and a range of it that holds tar members. Out: members and their bytes.
 
 `tarfile` does the parsing. What it passes over in silence is checked here: a tar that is cut off between two members,
-or whose next header is damaged, ends for `tarfile` like a whole one.
+or whose next header is damaged or was never written, ends for `tarfile` like a whole one.
 """
 
 import io
@@ -9,9 +9,16 @@ import tarfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sparknet.errors import ShardError
+from sparknet.errors import ShardError, SourceError
 
 _BLOCK = tarfile.BLOCKSIZE
+
+# Zeros fill a tar up to a multiple of its record: 10 KiB where nobody asked for more.
+_PADDING_LIMIT = 1024 * 1024
+
+
+# What tarfile raises at odd headers; the last two where one claims a size that no machine has.
+_DAMAGE = (tarfile.TarError, ValueError, OverflowError, MemoryError)
 
 
 class Member(NamedTuple):
@@ -43,41 +50,55 @@ def scan(file: io.IOBase, url: str, base: int = 0, end_mark: bool = True) -> Ite
     Raises:
         ShardError: not a tar, or damaged, or cut off: in a header, in a member's data, or between members.
     """
-    file.seek(0)
     try:
-        tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - owns nothing
-    except tarfile.TarError as error:
-        raise ShardError(f"{url}: not a tar at offset {base}: {error}") from error
-    header = 0
-    while True:
+        length = file.seek(0, io.SEEK_END)
+        file.seek(0)
         try:
-            info = tar.next()
-        except (tarfile.TarError, ValueError, OverflowError) as error:
-            raise ShardError(f"{url}: cut off or damaged at offset {base + tar.offset}: {error}") from error
-        if info is None:
-            break
-        tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header it has seen; a tar has millions
-        if info.size < 0 or tar.offset <= header:
-            raise ShardError(f"{url}: damaged header at offset {base + header}: size {info.size}")
-        if not info.isdir():
-            size = info.size if info.isreg() and not info.issparse() else 0
-            yield Member(info.name, base + info.offset_data, size, base + header)
-        header = tar.offset
-    _check_end(file, url, base, header, end_mark)
+            tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - owns nothing
+        except _DAMAGE as error:
+            raise ShardError(f"{url}: not a tar at offset {base}: {error}") from error
+        header = 0
+        while True:
+            try:
+                info = tar.next()
+            except _DAMAGE as error:
+                raise ShardError(f"{url}: cut off or damaged at offset {base + tar.offset}: {error}") from error
+            if info is None:
+                break
+            tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header it has seen; a tar has millions
+            if info.size < 0 or tar.offset <= header:
+                raise ShardError(f"{url}: damaged header at offset {base + header}: size {info.size}")
+            if tar.offset > length:
+                raise ShardError(
+                    f"{url}: cut off at offset {base + length}, within {info.name} "
+                    f"(at {base + info.offset_data}, {info.size} bytes)"
+                )
+            if not info.isdir():
+                size = info.size if info.isreg() and not info.issparse() else 0
+                yield Member(info.name, base + info.offset_data, size, base + header)
+            header = tar.offset
+        _check_end(file, url, base, header, length, end_mark)
+    except OSError as error:
+        raise SourceError(f"{url}: cannot be read: {error}") from error
 
 
-def _check_end(file: io.IOBase, url: str, base: int, end: int, end_mark: bool) -> None:
-    file.seek(0, io.SEEK_END)
-    length = file.tell()
+def _check_end(file: io.IOBase, url: str, base: int, end: int, length: int, end_mark: bool) -> None:
     file.seek(end)
-    mark = file.read(_BLOCK) if end < length else b""
-    if mark == bytes(_BLOCK) or (not mark and end == length and not end_mark):
+    mark = file.read(_BLOCK)
+    if not mark and not end_mark:
         return
-    if not mark:
+    if len(mark) < _BLOCK:
         raise ShardError(
             f"{url}: cut off at offset {base + length}: a tar ends with an end-of-archive mark, this one has none"
         )
-    raise ShardError(f"{url}: damaged header at offset {base + end}")
+    if mark != bytes(_BLOCK):
+        raise ShardError(f"{url}: damaged header at offset {base + end}")
+    # Where a header was never written (a hole in a download), there are zeros too, and more behind them.
+    if length - end > _PADDING_LIMIT or file.read(length).strip(b"\0"):
+        raise ShardError(
+            f"{url}: end-of-archive mark at offset {base + end}, but the tar goes on to offset {base + length}; "
+            "a part of it was never written, or is damaged"
+        )
 
 
 def read_members(file: io.IOBase, url: str, base: int = 0, end_mark: bool = True) -> Iterator[tuple[Member, bytes]]:

@@ -125,9 +125,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("shapes", "message"), OTHERS)
-def test_what_differs_is_named_before_anything_is_added(
-    shapes: dict[str, tuple[int, ...]], message: str
-) -> None:
+def test_what_differs_is_named_before_anything_is_added(shapes: dict[str, tuple[int, ...]], message: str) -> None:
     mine, theirs = counting(), WeightCollection(shapes)
     with pytest.raises(ValueError, match=message):
         mine + theirs
@@ -187,9 +185,7 @@ def test_average_of_float64_replicas_is_that_replica_but_for_the_last_bit() -> N
     np.testing.assert_array_max_ulp(average_flat([replica] * 3, [1, 1, 1]), replica, maxulp=1)
 
 
-@pytest.mark.parametrize(
-    "weights", [[0, 0], [1, -1], [2, -1], [float("nan"), 1], [float("inf"), 1], [-1, -1]], ids=str
-)
+@pytest.mark.parametrize("weights", [[0, 0], [1, -1], [2, -1], [float("nan"), 1], [float("inf"), 1], [-1, -1]], ids=str)
 def test_weights_that_mean_nothing_are_refused(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="weights must be finite, not negative and not all zero, got"):
         weighted_average([of(1.0), of(2.0)], weights)
@@ -215,7 +211,11 @@ def test_arrays_of_other_lengths_are_not_averaged(first: int, second: int) -> No
 
 
 def test_from_arrays_copies() -> None:
-    source = {"a": np.array([[1, 2]], np.float32), "s": np.array(3, np.float32), "h": np.array([0.5], np.float16)}
+    source: dict[str, np.ndarray] = {
+        "a": np.array([[1, 2]], np.float32),
+        "s": np.array(3, np.float32),
+        "h": np.array([0.5], np.float16),
+    }
     weights = WeightCollection.from_arrays(source)
     source["a"][:] = 0
     assert weights.flat.tolist() == [1, 2, 3, 0.5]

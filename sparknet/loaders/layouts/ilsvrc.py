@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from sparknet.errors import ShardError
+from sparknet.errors import ShardError, SourceError
 from sparknet.loaders.labels import synset_indices
 from sparknet.loaders.layouts.plan import Part, Plan
 from sparknet.loaders.layouts.tars import divide, first_member, read_tar
@@ -24,10 +24,10 @@ def plan(files: Sequence[File]) -> Plan | None:
 
     Raises:
         ShardError: a tar is damaged, or holds inner tars beside other files.
-        LabelError: two inner tars are of the same class.
+        SourceError: two tars of a folder are of the same class.
     """
     if all(_CLASS_TAR.fullmatch(_basename(file.url)) for file in files):
-        return _classes({_basename(file.url): Part(file.url, 0, file.size) for file in files})
+        return _folder(files)
     if len(files) != 1:
         return None
     first = first_member(files[0])
@@ -38,6 +38,16 @@ def plan(files: Sequence[File]) -> Plan | None:
     if _FLAT_NAME.fullmatch(_basename(first.name)):
         return Plan(layout="ilsvrc", parts=divide(files), read=read_tar)
     return None
+
+
+def _folder(files: Sequence[File]) -> Plan:
+    parts: dict[str, Part] = {}
+    for file in files:
+        name = _basename(file.url)
+        if name in parts:
+            raise SourceError(f"{file.url}: the class of {parts[name].url} again; name a folder with one tar a class")
+        parts[name] = Part(file.url, 0, file.size)
+    return _classes(parts)
 
 
 def _nested(file: File) -> Plan:

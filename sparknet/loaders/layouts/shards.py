@@ -17,5 +17,8 @@ def plan(files: Sequence[File]) -> Plan | None:
     """
     first = first_member(files[0])
     if first is not None and first.name.endswith(".tar"):
-        raise SourceError(f"{files[0].url}: holds inner tars ({first.name}); name that file alone, not its folder")
+        raise SourceError(
+            f"{files[0].url}: holds inner tars ({first.name}): not a flat shard; name that file alone, "
+            "without --layout shards"
+        )
     return Plan(layout="shards", parts=divide(files), read=read_tar)

@@ -33,7 +33,7 @@ def divide(files: Sequence[File]) -> tuple[Part, ...]:
     parts whose number and size follow from the data alone, so that every machine gets the same ones.
 
     Raises:
-        ShardError: a tar is damaged.
+        ShardError: a tar is damaged, or holds tars.
     """
     if len(files) >= _WHOLE_FROM:
         return tuple(Part(file.url, 0, file.size) for file in files)
@@ -45,6 +45,7 @@ def _cut(file: File, target: int) -> Iterator[Part]:
     start = count = 0
     with open_scan(file.url) as stream:
         for member in scan(stream, file.url):
+            _check_flat(member, file.url)
             if member.header - start >= target:
                 yield Part(file.url, start, member.header - start, samples=count, end_mark=False)
                 start, count = member.header, 0
@@ -56,13 +57,22 @@ def read_tar(part: Part) -> Iterator[Sample]:
     """Read the samples of a part of a tar, or of an inner tar.
 
     Raises:
-        ShardError: damaged, cut off, or not as many members as the plan found.
+        ShardError: damaged, cut off, holds tars, or not as many members as the plan found.
         SourceError: the file cannot be read.
     """
     reader = io.BufferedReader(RangeReader(part.url, part.start, part.length), 64 * 1024)
     count = 0
     for member, data in read_members(reader, part.url, part.start, part.end_mark):
+        _check_flat(member, part.url)
         count += 1
         yield Sample(part.prefix + member.name.removeprefix("./"), data, part.label, part.url, member.offset)
     if part.samples is not None and count != part.samples:
         raise ShardError(f"{part.url}: {count} members from offset {part.start}, {part.samples} when it was listed")
+
+
+def _check_flat(member: Member, url: str) -> None:
+    # Where a folder holds a nested tar beside flat ones, each inner tar would count as one bad image.
+    if member.name.endswith(".tar"):
+        raise ShardError(
+            f"{url}: {member.name} at offset {member.header} is a tar, not an image; name a tar of tars by itself"
+        )

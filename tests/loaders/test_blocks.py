@@ -1,0 +1,342 @@
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyspark import SparkContext
+
+from sparknet.errors import ConfigError, SampleError, SessionError, ShardError, SourceError
+from sparknet.loaders.blocks import Block, Blocks, _build, cache, local_folder, written_whole
+from sparknet.loaders.decode import decode
+from sparknet.loaders.labels import Labels
+from sparknet.loaders.layouts import plan_source
+from sparknet.loaders.preprocess import resize
+from sparknet.loaders.samples import BadSample, Ledger, Samples, read_samples
+from tests.sets import SYNSETS, TinySet, jpeg, tar_bytes
+
+SIDE = 24
+
+
+@pytest.fixture(scope="module")
+def samples(sc: SparkContext, tiny: TinySet) -> Samples:
+    return read_samples(sc, str(tiny.train)).shuffled(seed=1, partitions=5)
+
+
+@pytest.fixture(scope="module")
+def blocks(samples: Samples) -> Iterator[Blocks]:
+    found = cache(samples, SIDE)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that this process takes for the executor's own."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/local,/nowhere")
+    return tmp_path / "local" / "sparknet"
+
+
+def write_tar(folder: Path, members: dict[str, bytes]) -> str:
+    path = folder / "images.tar"
+    path.write_bytes(tar_bytes(members))
+    return str(path)
+
+
+def labels_of(members: dict[str, bytes]) -> Labels:
+    return Labels(url="labels.txt", by_key={key: i % 3 for i, key in enumerate(members)}, classes=3)
+
+
+def images_by_place(blocks: Blocks) -> dict[tuple[str, int], tuple[np.ndarray, int]]:
+    """(url, offset) -> (image, label), over all blocks."""
+    return {
+        (block.urls[url], int(offset)): (image, int(label))
+        for block in blocks.rdd.collect()
+        for url, offset, image, label in zip(block.url_of, block.offsets, block.images(), block.labels, strict=True)
+    }
+
+
+def test_cached_images_are_the_decoded_and_resized_ones(samples: Samples, blocks: Blocks) -> None:
+    expected = samples.rdd.collect()
+    found = images_by_place(blocks)
+    assert len(found) == len(expected) == 63
+    for sample in expected:
+        image, label = found[sample.url, sample.offset]
+        assert label == sample.label
+        assert np.array_equal(image, resize(decode(sample.data), SIDE))
+
+
+def test_a_block_is_a_partition_in_its_order(samples: Samples, blocks: Blocks) -> None:
+    parts = samples.rdd.glom().collect()
+    handles = blocks.rdd.collect()
+    assert blocks.counts == tuple(len(part) for part in parts)
+    for part, block in zip(parts, handles, strict=True):
+        assert len(block) == len(part)
+        assert block.shape == (len(part), SIDE, SIDE, 3)
+        assert block.labels.tolist() == [sample.label for sample in part]
+        assert [(block.urls[i], int(at)) for i, at in zip(block.url_of, block.offsets, strict=True)] == [
+            (sample.url, sample.offset) for sample in part
+        ]
+        assert block.sizes.tolist() == [len(sample.data) for sample in part]
+        assert block.host == socket.gethostname()
+        assert [str(array.dtype) for array in (block.labels, block.url_of, block.offsets)] == [
+            "int64",
+            "int32",
+            "int64",
+        ]
+        images = block.images()
+        assert images.dtype == np.uint8
+        assert images.shape == block.shape
+        assert not images.flags.writeable
+
+
+def test_what_the_set_says(tiny: TinySet, blocks: Blocks) -> None:
+    assert blocks.ledger == Ledger(63, 63)
+    assert blocks.class_names == SYNSETS
+    assert blocks.side == SIDE
+    assert blocks.source == str(tiny.train)
+
+
+def test_the_handles_are_cached_not_made_again(blocks: Blocks) -> None:
+    once, again = blocks.rdd.collect(), blocks.rdd.collect()
+    assert [block.path for block in once] == [block.path for block in again]
+    inodes = [Path(block.path).stat().st_ino for block in once]
+    blocks.mean_image()
+    assert [Path(block.path).stat().st_ino for block in once] == inodes
+
+
+def test_the_mean_image_is_exact(samples: Samples, blocks: Blocks) -> None:
+    images = np.stack([resize(decode(sample.data), SIDE) for sample in samples.rdd.collect()])
+    mean = blocks.mean_image()
+    assert mean.dtype == np.float32
+    assert np.array_equal(mean, images.mean(axis=0, dtype=np.float64).astype(np.float32))
+
+
+def test_bad_samples_are_named_and_the_good_ones_stay(sc: SparkContext, tmp_path: Path) -> None:
+    members = {f"{i}.JPEG": jpeg(i, i % 3) for i in range(8)}
+    members |= {"1.JPEG": b"no image", "4.JPEG": b"", "6.JPEG": jpeg(6, 0)[:-200]}
+    url = write_tar(tmp_path, members)
+    labels = labels_of(members)
+    del labels.by_key["7.JPEG"]  # type: ignore[attr-defined]
+    samples = read_samples(sc, url, labels=labels)
+    offsets = {sample.key: sample.offset for sample in samples.rdd.collect()}
+    blocks = cache(samples, SIDE)
+    bad = {sample.key: sample for sample in blocks.ledger.bad}
+    assert (blocks.ledger.seen, blocks.ledger.good, len(blocks.ledger.bad)) == (8, 4, 4)
+    assert bad["1.JPEG"] == BadSample("1.JPEG", url, offsets["1.JPEG"], "not an image in any format that Pillow knows")
+    assert bad["4.JPEG"] == BadSample("4.JPEG", url, offsets["4.JPEG"], "no bytes (an empty file, or a link)")
+    assert bad["6.JPEG"].reason == "damaged JPEG: Premature end of JPEG file"
+    assert bad["7.JPEG"].reason == "no label: its name is not in the label file, and its layout gives none"
+    found = images_by_place(blocks)
+    assert set(found) == {(url, offsets[f"{i}.JPEG"]) for i in (0, 2, 3, 5)}
+    for i in (0, 2, 3, 5):
+        image, label = found[url, offsets[f"{i}.JPEG"]]
+        assert label == i % 3
+        assert np.array_equal(image, resize(decode(members[f"{i}.JPEG"]), SIDE))
+    good = np.stack([image for image, _ in found.values()])
+    assert np.array_equal(blocks.mean_image(), good.mean(axis=0, dtype=np.float64).astype(np.float32))
+
+
+def test_a_set_without_a_good_image_is_an_error(sc: SparkContext, tiny: TinySet, tmp_path: Path) -> None:
+    with pytest.raises(SampleError, match=rf"^{tiny.val}: all 31 samples are bad; the first, .*: no label: "):
+        cache(read_samples(sc, str(tiny.val)), SIDE)
+    with pytest.raises(SampleError, match=rf"^{tmp_path}/images.tar: holds no sample$"):
+        cache(read_samples(sc, write_tar(tmp_path, {})), SIDE)
+
+
+def test_a_damaged_source_is_our_error(sc: SparkContext, tiny: TinySet, tmp_path: Path) -> None:
+    content = bytearray(tiny.train.read_bytes())
+    content[plan_source(str(tiny.train)).parts[2].start] ^= 0xFF
+    path = tmp_path / "train.tar"
+    path.write_bytes(content)
+    with pytest.raises(ShardError, match=f"^{path}: not a tar at offset "):
+        cache(read_samples(sc, str(path)), SIDE)
+
+
+def test_a_side_below_one_is_refused(samples: Samples) -> None:
+    with pytest.raises(ConfigError, match=r"^side must be at least 1 pixel, got 0$"):
+        cache(samples, 0)
+
+
+def delete(block: Block) -> Block:
+    Path(block.path).unlink()
+    return block
+
+
+def truncate(block: Block) -> Block:
+    with Path(block.path).open("r+b") as file:
+        file.truncate(1000)
+    return block
+
+
+def empty(block: Block) -> Block:
+    Path(block.path).write_bytes(b"")
+    return block
+
+
+def lengthen(block: Block) -> Block:
+    with Path(block.path).open("ab") as file:
+        file.write(b"x")
+    return block
+
+
+def on_another_host(block: Block) -> Block:
+    return replace(block, host="another.host")
+
+
+@pytest.mark.parametrize("damage", [delete, truncate, empty, lengthen, on_another_host])
+def test_a_file_that_is_missing_or_not_whole_is_made_again_to_the_bit(
+    samples: Samples, tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Block], Block]
+) -> None:
+    with monkeypatch.context() as builder:
+        builder.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/builder")
+        [block] = _build(0, samples.rdd.collect(), SIDE, "set")
+    before = block.images().copy()
+    damaged = damage(block)
+    images = damaged.images()
+    assert np.array_equal(images, before)
+    assert not images.flags.writeable
+    assert [path.name for path in elsewhere.iterdir()] == [block.name]  # and nothing half-written
+    inode = (elsewhere / block.name).stat().st_ino
+    assert np.array_equal(damaged.images(), before)
+    assert (elsewhere / block.name).stat().st_ino == inode
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_images_of_several_files_are_made_again_from_their_own(sc: SparkContext, tmp_path: Path) -> None:
+    for i in range(3):
+        (tmp_path / f"{i}.tar").write_bytes(tar_bytes({f"{i}_{j}.JPEG": jpeg(10 * i + j, i) for j in range(4)}))
+    labels = Labels(url="l", by_key={f"{i}_{j}.JPEG": i for i in range(3) for j in range(4)}, classes=3)
+    [block] = cache(read_samples(sc, str(tmp_path), labels=labels).shuffled(seed=2, partitions=1), SIDE).rdd.collect()
+    assert len(block.urls) == 3
+    before = block.images().copy()
+    delete(block)
+    assert np.array_equal(block.images(), before)
+
+
+def test_a_task_makes_a_lost_file_again(samples: Samples) -> None:
+    blocks = cache(samples, SIDE)
+    mean = blocks.mean_image()
+    for block in blocks.rdd.collect():
+        delete(block)
+    assert np.array_equal(blocks.mean_image(), mean)
+    assert all(Path(block.path).stat().st_size == np.prod(block.shape) for block in blocks.rdd.collect())
+
+
+def test_a_source_that_is_gone_is_named_where_the_file_is_made_again(
+    sc: SparkContext, tmp_path: Path, elsewhere: Path
+) -> None:
+    members = {f"{i}.JPEG": jpeg(i, i) for i in range(3)}
+    url = write_tar(tmp_path, members)
+    blocks = cache(read_samples(sc, url, labels=labels_of(members)), SIDE)
+    [block] = map(delete, blocks.rdd.collect())
+    Path(url).unlink()
+    with pytest.raises(SourceError, match=f"^{url}: no such file or folder$"):
+        block.images()
+    assert [*elsewhere.iterdir()] == []
+    with pytest.raises(SourceError, match=f"^{url}: no such file or folder$"):
+        blocks.mean_image()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_block_i_is_worker_i_modulo_k_s(blocks: Blocks, workers: int) -> None:
+    shares = blocks.shares(workers)
+    assert shares.getNumPartitions() == workers
+    parts = shares.glom().collect()
+    names = [block.name for block in blocks.rdd.collect()]
+    assert [[[block.name for block in share] for share in part] for part in parts] == [
+        [names[worker::workers]] for worker in range(workers)
+    ]
+    shares.unpersist()
+
+
+@pytest.mark.parametrize(
+    ("workers", "message"), [(0, "workers must be at least 1, got 0"), (6, "6 workers, but only 5")]
+)
+def test_workers_without_images_are_refused(blocks: Blocks, tiny: TinySet, workers: int, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        blocks.shares(workers)
+    expected = f"{tiny.train}: {message} would get any of the 63 images; use fewer workers" if workers else message
+    assert str(raised.value) == expected
+
+
+def test_more_partitions_than_images(sc: SparkContext, tmp_path: Path) -> None:
+    members = {f"{i}.JPEG": jpeg(i, i) for i in range(5)}
+    url = write_tar(tmp_path, members)
+    blocks = cache(read_samples(sc, url, labels=labels_of(members)).shuffled(seed=1, partitions=8), SIDE)
+    assert sorted(blocks.counts) == [0] * 3 + [1] * 5
+    images = np.stack([resize(decode(data), SIDE) for data in members.values()])
+    assert np.array_equal(blocks.mean_image(), images.mean(axis=0, dtype=np.float64).astype(np.float32))
+    none = next(block for block in blocks.rdd.collect() if not len(block))
+    assert none.images().shape == (0, SIDE, SIDE, 3)
+    assert none.urls == ()
+    assert none.ledger == Ledger()
+    [[share]] = blocks.shares(1).glom().collect()
+    assert [len(block) for block in share] == [*blocks.counts]
+    with pytest.raises(ConfigError, match=r"8 workers, but only 5 would get any of the 5 images"):
+        blocks.shares(8)
+
+
+def test_one_image(sc: SparkContext, tmp_path: Path) -> None:
+    url = write_tar(tmp_path, {"a.JPEG": jpeg(1, 0)})
+    blocks = cache(read_samples(sc, url, labels=labels_of({"a.JPEG": b""})), SIDE)
+    assert blocks.counts == (1,)
+    assert np.array_equal(blocks.mean_image(), resize(decode(jpeg(1, 0)), SIDE).astype(np.float32))
+    assert [len(share) for share in blocks.shares(1).collect()] == [1]
+
+
+def test_two_sets_keep_apart(samples: Samples, blocks: Blocks) -> None:
+    other = cache(samples, 8)
+    names = {block.name for block in blocks.rdd.collect()}
+    assert names.isdisjoint(block.name for block in other.rdd.collect())
+    assert images_by_place(blocks).keys() == images_by_place(other).keys()
+
+
+def test_attempts_at_the_same_block_do_not_disturb_each_other(samples: Samples, elsewhere: Path) -> None:
+    records = samples.rdd.collect()
+
+    def interrupted() -> Iterator[object]:
+        yield from records[:10]
+        [block] = _build(3, records, SIDE, "set")  # the other attempt, from start to end, meanwhile
+        whole.append(block.images().copy())
+        raise KeyError("killed")
+
+    whole: list[np.ndarray] = []
+    with pytest.raises(KeyError):
+        list(_build(3, interrupted(), SIDE, "set"))  # type: ignore[arg-type]
+    [path] = elsewhere.iterdir()
+    assert path.name == "set-00003.rgb"
+    assert np.array_equal(np.fromfile(path, np.uint8).reshape(-1, SIDE, SIDE, 3), whole[0])
+    [again] = _build(3, records, SIDE, "set")
+    assert np.array_equal(again.images(), whole[0])
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with written_whole(path) as file:
+        file.write(b"half")
+        file.flush()
+        assert not path.exists()
+    assert path.read_bytes() == b"half"
+    with pytest.raises(KeyError), written_whole(path) as file:
+        file.write(b"other")
+        raise KeyError
+    assert path.read_bytes() == b"half"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "none" / "x"
+    with pytest.raises(SessionError, match=f"^{path}: the executor cannot write it: No such file"), written_whole(path):
+        pass
+    with (
+        pytest.raises(SessionError, match=f"^{tmp_path}/x: the executor cannot write it: No space left on device; "),
+        written_whole(tmp_path / "x"),
+    ):
+        raise OSError(28, "No space left on device")
+    assert [*tmp_path.iterdir()] == []
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "file"))
+    with pytest.raises(SessionError, match=f"^{tmp_path}/file/sparknet: the executor cannot write it: Not a directory"):
+        local_folder()

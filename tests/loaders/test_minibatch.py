@@ -1,0 +1,240 @@
+import socket
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparknet.errors import ConfigError
+from sparknet.loaders.blocks import Block
+from sparknet.loaders.minibatch import Minibatch, Share, centre_crops, check_crop, to_tensor
+from sparknet.loaders.samples import Ledger
+
+SIDE = 12
+
+
+def images_of(labels: range, side: int = SIDE) -> np.ndarray:
+    """Noise, each image from its label: (n, side, side, 3) uint8."""
+    images = [np.random.default_rng(label).integers(0, 256, (side, side, 3)) for label in labels]
+    return np.array(images, np.uint8).reshape(-1, side, side, 3)
+
+
+def write_block(folder: Path, labels: range, side: int = SIDE) -> Block:
+    """A block of images whose label is their number, so that it tells which one came."""
+    path = folder / f"{labels.start}-{labels.stop}-{side}.rgb"
+    images_of(labels, side).tofile(path)
+    n = len(labels)
+    return Block(
+        name=path.name,
+        path=str(path),
+        host=socket.gethostname(),
+        side=side,
+        labels=np.arange(labels.start, labels.stop),
+        urls=(),
+        url_of=np.zeros(n, np.int32),
+        offsets=np.zeros(n, np.int64),
+        sizes=np.zeros(n, np.int64),
+        ledger=Ledger(n, n),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("minibatch")
+
+
+def share_of(folder: Path, *sizes: int, seed: int = 1, number: int = 0) -> Share:
+    """A share of blocks of these sizes. Image i has label i."""
+    starts = np.cumsum([0, *sizes]).tolist()
+    blocks = [write_block(folder, range(start, start + size)) for start, size in zip(starts, sizes, strict=False)]
+    return Share(blocks, seed, number)
+
+
+def draw(
+    share: Share, first: int, count: int, batch: int = 4, crop: int = SIDE, mirror: bool = False
+) -> list[Minibatch]:
+    return [*share.minibatches(first, count, batch=batch, crop=crop, mirror=mirror)]
+
+
+def same(one: Minibatch, other: Minibatch) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_share_is_its_blocks_end_to_end(folder: Path) -> None:
+    share = share_of(folder, 3, 0, 2, 1, 0)
+    assert len(share) == 6
+    assert share.labels.tolist() == [0, 1, 2, 3, 4, 5]
+    indices = np.array([5, 0, 2, 3, 4, 3])
+    whole = share.gather(indices, np.zeros((6, 2), np.int64), SIDE)
+    assert np.array_equal(whole, images_of(range(6))[indices])
+
+
+def test_a_share_whose_first_blocks_are_empty(folder: Path) -> None:
+    share = share_of(folder, 0, 0, 3)
+    assert sorted(np.concatenate([batch.labels for batch in draw(share, 0, 3, batch=1)]).tolist()) == [0, 1, 2]
+
+
+@given(n=st.integers(1, 40), batch=st.integers(1, 60), epochs=st.integers(1, 4), seed=st.integers(0, 2**32))
+def test_each_sample_comes_once_an_epoch(n: int, batch: int, epochs: int, seed: int) -> None:
+    share = Share.__new__(Share)
+    share.labels, share.seed, share.number = np.arange(n), seed, 0
+    iterations = -(-n * epochs // batch)
+    drawn = np.concatenate([share.order(i * batch, batch) for i in range(iterations)])
+    for epoch in range(epochs):
+        assert sorted(drawn[epoch * n : (epoch + 1) * n].tolist()) == [*range(n)]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7, 10, 24])
+def test_minibatches_give_each_sample_once_an_epoch(folder: Path, batch: int) -> None:
+    share = share_of(folder, 4, 6)
+    labels = np.concatenate([found.labels for found in draw(share, 0, -(-30 // batch), batch=batch)])
+    for epoch in range(3):
+        assert sorted(labels[epoch * 10 : (epoch + 1) * 10].tolist()) == [*range(10)]
+    assert not np.array_equal(labels[:10], labels[10:20])
+
+
+def test_a_batch_larger_than_the_share_has_some_samples_twice(folder: Path) -> None:
+    [batch] = draw(share_of(folder, 2, 1), 0, 1, batch=8)
+    assert batch.images.shape == (8, SIDE, SIDE, 3)
+    assert set(Counter(batch.labels.tolist()).values()) <= {2, 3}
+    assert np.array_equal(batch.images, images_of(range(3))[batch.labels])
+
+
+@given(batch=st.integers(1, 9), first=st.integers(0, 20), count=st.integers(1, 5))
+def test_an_iteration_has_the_same_batch_whatever_it_starts_from(
+    folder: Path, batch: int, first: int, count: int
+) -> None:
+    share = share_of(folder, 3, 4)
+    run = draw(share, 0, first + count, batch=batch, crop=5, mirror=True)
+    later = draw(share, first, count, batch=batch, crop=5, mirror=True)
+    assert all(same(one, other) for one, other in zip(run[first:], later, strict=True))
+
+
+@pytest.mark.parametrize(("seed", "number"), [(2, 0), (1, 1), (0, 1)])
+def test_another_seed_or_worker_draws_differently(folder: Path, seed: int, number: int) -> None:
+    ours = draw(share_of(folder, 20), 0, 3, crop=4, mirror=True)
+    theirs = draw(share_of(folder, 20, seed=seed, number=number), 0, 3, crop=4, mirror=True)
+    for field in ("labels", "corners", "mirrored"):
+        assert any(not np.array_equal(getattr(a, field), getattr(b, field)) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_iterations_are_cropped_and_mirrored_differently(folder: Path) -> None:
+    first, second = draw(share_of(folder, 30), 0, 2, batch=30, crop=4, mirror=True)
+    assert not np.array_equal(first.corners, second.corners)
+    assert not np.array_equal(first.mirrored, second.mirrored)
+
+
+@pytest.mark.parametrize("crop", [1, 5, SIDE - 1, SIDE])
+def test_crops_are_slices_of_their_image(folder: Path, crop: int) -> None:
+    for batch in draw(share_of(folder, 5, 3), 0, 10, crop=crop):
+        assert batch.images.shape == (4, crop, crop, 3)
+        assert batch.images.dtype == np.uint8
+        for image, label, (top, left) in zip(batch.images, batch.labels, batch.corners, strict=True):
+            whole = images_of(range(int(label), int(label) + 1))[0]
+            assert np.array_equal(image, whole[top : top + crop, left : left + crop])
+
+
+def test_crops_reach_every_place_and_no_further(folder: Path) -> None:
+    corners = np.concatenate([batch.corners for batch in draw(share_of(folder, 10), 0, 200, crop=SIDE - 2)])
+    assert {(top, left) for top, left in corners.tolist()} == {(top, left) for top in range(3) for left in range(3)}
+
+
+def test_half_are_mirrored_where_asked(folder: Path) -> None:
+    share = share_of(folder, 10)
+    flags = np.concatenate([batch.mirrored for batch in draw(share, 0, 250, mirror=True)])
+    assert 400 < flags.sum() < 600
+    plain, mirrored = draw(share, 0, 20, crop=5), draw(share, 0, 20, crop=5, mirror=True)
+    assert not any(batch.mirrored.any() for batch in plain)
+    for one, other in zip(plain, mirrored, strict=True):  # the crops are the same, as they lie
+        assert np.array_equal(one.images, other.images)
+        assert np.array_equal(one.corners, other.corners)
+
+
+def test_crops_that_do_not_fit_are_refused(folder: Path) -> None:
+    share = share_of(folder, 3)
+    for crop in (SIDE + 1, 0, -1):
+        message = rf"^crop must be from 1 to the images' side of {SIDE} pixels, got {crop}$"
+        with pytest.raises(ConfigError, match=message):
+            draw(share, 0, 1, crop=crop)
+        with pytest.raises(ConfigError, match=message):
+            next(centre_crops(write_block(folder, range(3)), 2, crop))
+        with pytest.raises(ConfigError, match=message):
+            check_crop(crop, SIDE)
+    check_crop(1, 1)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7, 8])
+@pytest.mark.parametrize(("crop", "corner"), [(SIDE, 0), (8, 2), (7, 2), (1, 5)])
+def test_centre_crops_cover_the_block_once(folder: Path, batch: int, crop: int, corner: int) -> None:
+    found = [*centre_crops(write_block(folder, range(7)), batch, crop)]
+    assert [len(minibatch.images) for minibatch in found] == [min(batch, 7 - start) for start in range(0, 7, batch)]
+    assert np.concatenate([minibatch.labels for minibatch in found]).tolist() == [*range(7)]
+    window = slice(corner, corner + crop)
+    images = np.concatenate([minibatch.images for minibatch in found])
+    assert np.array_equal(images, images_of(range(7))[:, window, window])
+    assert np.unique(np.concatenate([minibatch.corners for minibatch in found])).tolist() == [corner]
+    assert not any(minibatch.mirrored.any() for minibatch in found)
+
+
+def test_centre_crops_of_an_empty_block_are_none(folder: Path) -> None:
+    assert [*centre_crops(write_block(folder, range(0)), 4, 5)] == []
+
+
+def naive(batch: Minibatch, mean: np.ndarray | None, scale: float) -> np.ndarray:
+    """What `to_tensor` must give, an image at a time. Mean is (side, side, 3)."""
+    out = []
+    crop = batch.images.shape[1]
+    for image, (top, left), mirrored in zip(batch.images, batch.corners, batch.mirrored, strict=True):
+        x = image.astype(np.float64)
+        if mean is not None:
+            x -= mean[top : top + crop, left : left + crop]
+        if mirrored:
+            x = x[:, ::-1]
+        out.append(x.transpose(2, 0, 1) * scale)
+    return np.array(out)
+
+
+@pytest.mark.parametrize("with_mean", [True, False])
+@pytest.mark.parametrize("scale", [1, 1 / 256, 0.017])
+@pytest.mark.parametrize("mirror", [True, False])
+@pytest.mark.parametrize("crop", [SIDE, 7, 1])
+def test_conversion_is_that_of_the_naive_way(
+    folder: Path, crop: int, mirror: bool, scale: float, with_mean: bool
+) -> None:
+    mean = np.random.default_rng(3).uniform(0, 255, (SIDE, SIDE, 3)).astype(np.float32) if with_mean else None
+    tensor = None if mean is None else torch.from_numpy(mean.transpose(2, 0, 1).copy())
+    for batch in draw(share_of(folder, 9), 0, 4, batch=9, crop=crop, mirror=mirror):
+        before = batch.images.copy()
+        x = to_tensor(batch, tensor, scale, "cpu")
+        assert x.shape == (9, 3, crop, crop)
+        assert x.dtype == torch.float32
+        assert x.is_contiguous()
+        np.testing.assert_allclose(x.numpy(), naive(batch, mean, scale), rtol=1e-6, atol=1e-6)
+        assert np.array_equal(batch.images, before)
+        assert tensor is None or np.array_equal(tensor.numpy(), np.asarray(mean).transpose(2, 0, 1))
+
+
+def test_the_mean_is_subtracted_before_mirroring() -> None:
+    """In Caffe's order the image minus itself is zero, mirrored or not; the other way round it is not."""
+    image = images_of(range(1))
+    mean = torch.from_numpy(image[0].transpose(2, 0, 1).astype(np.float32))
+    for mirrored in (True, False):
+        for top, left in ((0, 0), (2, 5)):
+            batch = Minibatch(
+                images=image[:, top : top + 6, left : left + 6],
+                labels=np.zeros(1, np.int64),
+                corners=np.array([[top, left]]),
+                mirrored=np.array([mirrored]),
+            )
+            assert to_tensor(batch, mean, 1, "cpu").abs().max() == 0
+
+
+def test_the_centre_of_the_mean_is_taken_for_centre_crops(folder: Path) -> None:
+    mean = np.random.default_rng(3).uniform(0, 255, (SIDE, SIDE, 3)).astype(np.float32)
+    tensor = torch.from_numpy(mean.transpose(2, 0, 1).copy())
+    for batch in centre_crops(write_block(folder, range(5)), 2, 7):
+        x = to_tensor(batch, tensor, 1, "cpu").numpy()
+        np.testing.assert_allclose(x, naive(batch, mean, 1), rtol=1e-6, atol=1e-6)

@@ -1,0 +1,31 @@
+import pickle
+
+import pytest
+
+from sparknet import errors
+
+MISTAKES = {"ConfigError", "SourceError", "ShardError", "LabelError", "SampleError", "JavaError", "RunError"}
+FAILURES = {"SparkNetError", "DecodeError", "SessionError", "DivergedError"}
+ALL = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, errors.SparkNetError)
+}
+
+
+def test_a_mistake_exits_with_2_and_a_failure_with_1() -> None:
+    assert {name for name, kind in ALL.items() if kind.exit_status == 2} == MISTAKES
+    assert {name for name, kind in ALL.items() if kind.exit_status == 1} == FAILURES
+
+
+@pytest.mark.parametrize("kind", ALL.values(), ids=list(ALL))
+def test_each_is_of_the_one_tree_and_travels_by_pickle(kind: type[errors.SparkNetError]) -> None:
+    error = pickle.loads(pickle.dumps(kind("tau must be at least 1, got 0")))
+    assert isinstance(error, errors.SparkNetError)
+    assert type(error) is kind
+    assert str(error) == "tau must be at least 1, got 0"
+
+
+def test_who_knows_only_python_can_catch_a_config_error() -> None:
+    assert issubclass(errors.ConfigError, ValueError)
+    assert issubclass(errors.ShardError, errors.SourceError)
