@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import sparknet
-from sparknet.errors import SparkNetError
+from sparknet.errors import ConfigError, SparkNetError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -108,9 +108,15 @@ def inspect(
 
 @app.command()
 def train(
-    source: Source,
-    net: Annotated[str, typer.Option(help="A network by name (cifar10_quick, lenet), or module:function of your own.")],
-    out: Annotated[Path, typer.Option(help="Folder of the run; made, and must hold no other run.")],
+    context: typer.Context,
+    source: Annotated[str | None, typer.Argument(help="URL or path of a tar, or of a folder of tars.")] = None,
+    net: Annotated[
+        str | None, typer.Option(help="A network by name (cifar10_quick, lenet), or module:function of your own.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; made, and must hold no other run.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder; beside it, only --rounds may be given.")
+    ] = None,
     val: Annotated[str | None, typer.Option(help="Validation set: a tar, or a folder of tars.")] = None,
     layout: Layout = None,
     labels: LabelFile = None,
@@ -143,6 +149,8 @@ def train(
     scale: Annotated[float | None, typer.Option(help="Factor of the network's input.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, order, crops and dropout.")] = 0,
     test_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 50,
+    checkpoint_every: Annotated[int, typer.Option(help="Rounds between two checkpoints.")] = 50,
+    keep_checkpoints: Annotated[int, typer.Option(help="How many of the newest checkpoints to keep.")] = 3,
     threads: Annotated[int, typer.Option(help="Threads of torch in each worker.")] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "cpu",
     master: Master = None,
@@ -156,49 +164,78 @@ def train(
     from sparknet.train.trainer import train as run_training
 
     sys.path.insert(0, "")  # a network of one's own lies in the folder that one is in
-    checkpoint.refuse_used(out)
-    given = {
-        "crop": crop,
-        "batch": batch,
-        "momentum_mode": momentum_mode,
-        "mirror": mirror,
-        "subtract_mean": mean,
-        "scale": scale,
-        "workers": workers,
-        "tau": tau,
-        "rounds": rounds,
-        "seed": seed,
-        "test_every": test_every,
-        "threads": threads,
-        "device": device,
-    }
-    solver = {
-        "base_lr": lr,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-        "policy": lr_policy,
-        "gamma": gamma,
-        "power": power,
-        "step_size": step_size,
-        "step_values": tuple(step_value) if step_value else None,
-        "max_iterations": max_iterations or (tau * rounds if lr_policy == "poly" else None),
-    }
-    config = _config(net, given, solver)
-    screen = console()
+    if resume is not None:
+        given_too = _given(context) - {"resume", "rounds", "master", "json"}
+        if given_too:
+            raise ConfigError(
+                f"--resume takes all settings from {resume}; beside it, only --rounds may be given, not "
+                f"{', '.join(sorted(given_too))}"
+            )
+        settings = checkpoint.load_settings(resume)
+        config = replace(settings.config, rounds=rounds) if "rounds" in _given(context) else settings.config
+    else:
+        if source is None or net is None or out is None:
+            raise ConfigError("train needs SOURCE, --net and --out; or --resume RUN")
+        checkpoint.refuse_used(out)
+        given = {
+            "crop": crop,
+            "batch": batch,
+            "momentum_mode": momentum_mode,
+            "mirror": mirror,
+            "subtract_mean": mean,
+            "scale": scale,
+            "workers": workers,
+            "tau": tau,
+            "rounds": rounds,
+            "seed": seed,
+            "test_every": test_every,
+            "checkpoint_every": checkpoint_every,
+            "keep_checkpoints": keep_checkpoints,
+            "threads": threads,
+            "device": device,
+        }
+        solver = {
+            "base_lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "policy": lr_policy,
+            "gamma": gamma,
+            "power": power,
+            "step_size": step_size,
+            "step_values": tuple(step_value) if step_value else None,
+            "max_iterations": max_iterations or (tau * rounds if lr_policy == "poly" else None),
+        }
+        config = _config(net, given, solver)
+        origin = {
+            "source": source,
+            "layout": layout,
+            "labels": labels,
+            "val": val,
+            "val_labels": val_labels,
+            "devkit_ids": devkit_ids,
+        }
+        origin |= {name: _absolute(url) for name, url in origin.items() if url is not None and name != "layout"}
+        settings = checkpoint.Settings(config=config, side=side, class_names=(), origin=origin)
+    folder = resume or out
+    from_, screen = settings.origin, console()
     with _spark(master, screen) as sc:
-        if workers is None:
+        if workers is None and resume is None:
             config = replace(config, workers=worker_slots(sc))
-        if ":" in net:
-            ship_module(sc, net.partition(":")[0])
-        samples = _read(sc, source, layout, labels, devkit_ids)
-        check_fits(config, sc, classes=len(samples.class_names), side=side)
-        val_samples = _read(sc, val, None, val_labels, devkit_ids, samples.class_names) if val else None
-        train_set = _cache(samples.shuffled(seed), side, "training set", screen)
-        val_set = _cache(val_samples, side, "validation set", screen) if val_samples else None
+        if ":" in config.net:
+            ship_module(sc, config.net.partition(":")[0])
+        samples = _read(sc, str(from_["source"]), from_["layout"], from_["labels"], from_["devkit_ids"])
+        check_fits(config, sc, classes=len(samples.class_names), side=settings.side)
+        val_samples = None
+        if from_["val"] is not None:
+            val_samples = _read(sc, from_["val"], None, from_["val_labels"], from_["devkit_ids"], samples.class_names)
+        train_set = _cache(samples.shuffled(config.seed), settings.side, "training set", screen)
+        val_set = _cache(val_samples, settings.side, "validation set", screen) if val_samples else None
         with RoundProgress(config.rounds, screen) as progress:
-            result = run_training(train_set, val_set, config, out=out, on_round=progress)
+            result = run_training(
+                train_set, val_set, config, out=folder, resume=resume is not None, origin=from_, on_round=progress
+            )
     summary = {
-        "run": str(out),
+        "run": str(folder),
         "top1": result.scores.top1 if result.scores else None,
         "top5": result.scores.top5 if result.scores else None,
         "rounds": result.rounds,
@@ -214,7 +251,7 @@ def train(
         f"{scores}{result.rounds:,} rounds and {result.images:,} images in {result.seconds:.1f} s "
         f"({result.images_per_s:,.0f} images/s)"
     )
-    typer.echo(f"run         {out}")
+    typer.echo(f"run         {folder}")
 
 
 @app.command()
@@ -235,14 +272,15 @@ def evaluate(
 
     sys.path.insert(0, "")
     trained = checkpoint.load(run)
+    settings = trained.settings
     screen = console()
     with _spark(master, screen) as sc:
-        if ":" in trained.config.net:
-            ship_module(sc, trained.config.net.partition(":")[0])
-        samples = _read(sc, source, layout, labels, devkit_ids, trained.class_names)
-        blocks = _cache(samples, trained.side, "images", screen)
+        if ":" in settings.config.net:
+            ship_module(sc, settings.config.net.partition(":")[0])
+        samples = _read(sc, source, layout, labels, devkit_ids, settings.class_names)
+        blocks = _cache(samples, settings.side, "images", screen)
         with spark_progress(sc, "evaluating", screen):
-            scores = score(blocks, trained.weights, trained.mean, trained.config, len(trained.class_names))
+            scores = score(blocks, trained.weights, trained.mean, settings.config, len(settings.class_names))
     if json:
         _print_json({"top1": scores.top1, "top5": scores.top5, "images": scores.samples})
         return
@@ -326,6 +364,17 @@ def _cache(samples: "Samples", side: int, what: str, screen: "Console") -> "Bloc
         first = ledger.bad[0]
         screen.print(f"{what}: {len(ledger.bad):,} of {ledger.seen:,} samples are bad; {first.key}: {first.reason}")
     return blocks
+
+
+def _given(context: typer.Context) -> set[str]:
+    """Name the parameters that were given on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def _absolute(url: str) -> str:
+    """Make a local path hold from other folders too."""
+    return url if "://" in url else str(Path(url).absolute())
 
 
 def _print_json(result: dict[str, Any]) -> None:

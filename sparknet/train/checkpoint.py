@@ -1,20 +1,29 @@
-"""A run's folder: what it was asked, the weights, the mean image. No pickle: JSON and safetensors.
+"""A run's folder: what it was asked, where it stands, what it learned. No pickle: JSON and safetensors.
 
-RUN/config.json, RUN/weights.safetensors (a state_dict that plain PyTorch loads; tensors that modules share are in it
-once, as safetensors.torch.load_model wants them), RUN/mean.safetensors, RUN/metrics.jsonl (a line a round),
-RUN/bad_samples.jsonl.
+    RUN/config.json             settings, classes, and what the training set was
+    RUN/mean.safetensors        the mean image
+    RUN/weights.safetensors     the newest checkpoint's weights, as a state_dict that plain PyTorch loads
+    RUN/metrics.jsonl           a line a round
+    RUN/bad_samples.jsonl       a line a bad sample
+    RUN/checkpoints/round-N/    state.json, weights.safetensors, momentum.safetensors: all that resuming needs
+
+Tensors that modules share are saved once, as safetensors.torch.load_model wants them. Each file, and each checkpoint
+as a whole, is written beside its name and then renamed.
 """
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Iterable
+import os
+import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file
+from safetensors import SafetensorError
+from safetensors.numpy import load as deserialize
 from safetensors.numpy import save as serialize
 
 import sparknet
@@ -22,9 +31,33 @@ from sparknet.errors import ConfigError, RunError
 from sparknet.loaders.samples import BadSample
 from sparknet.tensor.weights import WeightCollection
 from sparknet.train.config import SolverConfig, TrainConfig
+from sparknet.train.evaluate import Scores
 
 METRICS = "metrics.jsonl"
 _CONFIG, _WEIGHTS, _MEAN = "config.json", "weights.safetensors", "mean.safetensors"
+_CHECKPOINTS, _STATE, _MOMENTUM = "checkpoints", "state.json", "momentum.safetensors"
+
+# What a damaged file makes its reader raise.
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, ConfigError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a run was asked, and what it was asked of.
+
+    Attributes:
+        config: of the training.
+        side: height and width that images are resized to, pixels.
+        class_names: by class index.
+        counts: images of each of the training set's blocks: a run is resumed on the same ones only.
+        origin: where the sets came from, for whoever resumes (the command line: its arguments).
+    """
+
+    config: TrainConfig
+    side: int
+    class_names: tuple[str, ...]
+    counts: tuple[int, ...] = ()
+    origin: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +65,38 @@ class Run:
     """What an evaluation needs of a run.
 
     Attributes:
-        config: of the training.
-        side: height and width that images are resized to, pixels.
-        class_names: by class index.
+        settings: what it was asked.
         weights: averaged after the last round that was saved.
         mean: (side, side, 3) float32, the training set's mean image; None where none is subtracted.
     """
 
-    config: TrainConfig
-    side: int
-    class_names: tuple[str, ...]
+    settings: Settings
     weights: WeightCollection
     mean: np.ndarray | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Where a run stands after a round: with `Settings`, all that the rounds to come depend on.
+
+    Which samples come next, how they are cropped and mirrored, and dropout follow from the seed, the worker and the
+    number of the iteration: `rounds` is their whole state.
+
+    Attributes:
+        rounds: done.
+        images: trained on.
+        seconds: of training, evaluations left out.
+        weights: the average.
+        momentum: flat: the average (mode `averaged`), each worker's (`kept`), or nothing (`reset`).
+        scores: of the last evaluation; None where there was none.
+    """
+
+    rounds: int
+    images: int
+    seconds: float
+    weights: WeightCollection
+    momentum: tuple[np.ndarray, ...]
+    scores: Scores | None = None
 
 
 def refuse_used(out: Path) -> None:
@@ -56,81 +109,232 @@ def refuse_used(out: Path) -> None:
         raise RunError(f"{out}: is a file; name a new folder for the run")
     for name in (_CONFIG, METRICS):
         if (out / name).exists():
-            raise RunError(f"{out}: holds another run already; name a new folder, or remove that one")
+            raise RunError(
+                f"{out}: holds another run already; name a new folder, or go on with that one (--resume {out})"
+            )
 
 
-def create_folder(out: Path, bad: Iterable[BadSample]) -> None:
-    """Make a run's folder, and name the bad samples of its sets in it.
+def begin(settings: Settings, mean: np.ndarray | None, bad: Iterable[BadSample], out: Path) -> None:
+    """Make a run's folder, with all that is known before the first round.
 
     Args:
+        settings: of the run.
+        mean: (side, side, 3) float32, the mean image; None where none is subtracted.
+        bad: samples left out; a line of bad_samples.jsonl each.
         out: the folder.
-        bad: a line of bad_samples.jsonl each.
 
     Raises:
-        RunError: it holds another run, or cannot be made.
+        RunError: it holds another run, or cannot be written.
     """
     refuse_used(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(sample._asdict()) + "\n" for sample in bad)
         _write(out / "bad_samples.jsonl", lines.encode())
+        if mean is not None:
+            _write(out / _MEAN, serialize({"mean": mean}))
     except OSError as error:
-        raise RunError(f"{out}: cannot make the run's folder: {error.strerror}") from error
+        raise _unwritable(out, error) from error
+    save_settings(settings, out)
 
 
-def save(run: Run, out: Path) -> None:
-    """Write a run, each file beside its name and then renamed.
+def save_settings(settings: Settings, out: Path) -> None:
+    """Write config.json; with it a folder holds a run.
 
     Raises:
-        RunError: the folder cannot be written.
+        RunError: it cannot be written.
     """
-    settings = {
+    content = {
         "sparknet": sparknet.__version__,
-        "side": run.side,
-        "class_names": run.class_names,
-        "train": dataclasses.asdict(run.config),
+        "side": settings.side,
+        "class_names": settings.class_names,
+        "train": dataclasses.asdict(settings.config),
+        "counts": settings.counts,
+        "origin": dict(settings.origin),
     }
     try:
-        if run.mean is not None:
-            _write(out / _MEAN, serialize({"mean": run.mean}))
-        order = {"order": json.dumps(list(run.weights))}  # safetensors sorts tensors, a flat buffer must not
-        _write(out / _WEIGHTS, serialize(dict(run.weights), metadata=order))
-        _write(out / _CONFIG, (json.dumps(settings, indent=1) + "\n").encode())
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"{out}: cannot save the run: {error}") from error
+        _write(out / _CONFIG, (json.dumps(content, indent=1) + "\n").encode())
+    except OSError as error:
+        raise _unwritable(out, error) from error
 
 
-def load(folder: Path) -> Run:
-    """Read a run.
+def load_settings(folder: Path) -> Settings:
+    """Read what a run was asked.
 
     Raises:
-        RunError: the folder holds none, or a damaged one.
+        RunError: the folder holds no run, or a damaged one.
     """
     if not (folder / _CONFIG).is_file():
         raise RunError(f"{folder}: holds no run; name the folder that `sparknet train` was given as --out")
     try:
-        settings: dict[str, Any] = json.loads((folder / _CONFIG).read_text())
-        train = dict(settings["train"])
+        content: dict[str, Any] = json.loads((folder / _CONFIG).read_text())
+        train = dict(content["train"])
         solver = dict(train.pop("solver"))
         solver["step_values"] = tuple(solver["step_values"])
-        config = TrainConfig(**train, solver=SolverConfig(**solver))
-        with safe_open(folder / _WEIGHTS, framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in json.loads(file.metadata()["order"])}
-        return Run(
-            config=config,
-            side=settings["side"],
-            class_names=tuple(settings["class_names"]),
-            weights=WeightCollection.from_arrays(tensors),
-            mean=load_file(folder / _MEAN)["mean"] if config.subtract_mean else None,
+        return Settings(
+            config=TrainConfig(**train, solver=SolverConfig(**solver)),
+            side=content["side"],
+            class_names=tuple(content["class_names"]),
+            counts=tuple(content["counts"]),
+            origin=dict(content["origin"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError, ConfigError) as error:
-        raise RunError(f"{folder}: a damaged run: {type(error).__name__}: {error}") from error
+    except _DAMAGE as error:
+        raise RunError(f"{folder / _CONFIG}: damaged: {type(error).__name__}: {error}") from error
+
+
+def load_mean(settings: Settings, folder: Path) -> np.ndarray | None:
+    """Read a run's mean image; None where it subtracts none.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    if not settings.config.subtract_mean:
+        return None
+    try:
+        mean: np.ndarray = deserialize((folder / _MEAN).read_bytes())["mean"]
+    except _DAMAGE as error:
+        raise RunError(f"{folder / _MEAN}: damaged: {type(error).__name__}: {error}") from error
+    return mean
+
+
+def load(folder: Path) -> Run:
+    """Read a run for evaluation.
+
+    Raises:
+        RunError: the folder holds none, one without weights yet, or a damaged one.
+    """
+    settings = load_settings(folder)
+    if not (folder / _WEIGHTS).exists():
+        raise RunError(f"{folder}: no weights yet, the run was stopped before its first checkpoint; --resume {folder}")
+    try:
+        weights = _parse_weights((folder / _WEIGHTS).read_bytes())
+    except _DAMAGE as error:
+        raise RunError(f"{folder / _WEIGHTS}: damaged: {type(error).__name__}: {error}") from error
+    return Run(settings=settings, weights=weights, mean=load_mean(settings, folder))
+
+
+def save(checkpoint: Checkpoint, out: Path, keep: int) -> None:
+    """Write a checkpoint, make its weights the run's, and remove all but the newest checkpoints.
+
+    Args:
+        checkpoint: to write.
+        out: the run's folder.
+        keep: how many to leave, this one among them.
+
+    Raises:
+        RunError: it cannot be written; what was there before is untouched.
+    """
+    files = {_WEIGHTS: serialize(dict(checkpoint.weights), metadata=_order(checkpoint.weights))}
+    if checkpoint.momentum:
+        files[_MOMENTUM] = serialize({f"{i:05d}": array for i, array in enumerate(checkpoint.momentum)})
+    state = {
+        "rounds": checkpoint.rounds,
+        "images": checkpoint.images,
+        "seconds": checkpoint.seconds,
+        "scores": dataclasses.asdict(checkpoint.scores) if checkpoint.scores else None,
+        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+    }
+    files[_STATE] = (json.dumps(state, indent=1) + "\n").encode()
+    folder = out / _CHECKPOINTS / f"round-{checkpoint.rounds:08d}"
+    beside = folder.with_name(f"{folder.name}.part")
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        for name, data in files.items():
+            _write(beside / name, data)
+        if folder.exists():
+            shutil.rmtree(folder)  # damaged, or the run would have gone on from it
+        beside.replace(folder)
+        _write(out / _WEIGHTS, files[_WEIGHTS])
+        for old in _folders(out)[keep:]:
+            shutil.rmtree(old)
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def newest(out: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Read the newest checkpoint that is whole.
+
+    Returns:
+        The checkpoint, or None where there is none; and what is wrong with each newer one, a line each.
+    """
+    damaged: list[str] = []
+    for folder in _folders(out):
+        try:
+            return _read(folder), damaged
+        except _DAMAGE as error:
+            damaged.append(f"{folder}: damaged: {' '.join(str(error).split())}")
+    return None, damaged
+
+
+def trim_metrics(out: Path, rounds: int) -> None:
+    """Take out of metrics.jsonl the lines of rounds that will be run again.
+
+    Args:
+        out: the run's folder.
+        rounds: how many lines to keep.
+
+    Raises:
+        RunError: it cannot be written, or has fewer lines.
+    """
+    try:
+        lines = (out / METRICS).read_text().splitlines(keepends=True) if rounds else []
+        if len(lines) < rounds:
+            raise RunError(f"{out / METRICS}: {len(lines)} lines, the checkpoint is of round {rounds}; a damaged run")
+        _write(out / METRICS, "".join(lines[:rounds]).encode())
+    except OSError as error:
+        raise _unwritable(out, error) from error
+
+
+def _folders(out: Path) -> list[Path]:
+    """List the checkpoints, newest first; half-written ones are left out."""
+    return sorted((out / _CHECKPOINTS).glob("round-????????"), reverse=True)
+
+
+def _read(folder: Path) -> Checkpoint:
+    state: dict[str, Any] = json.loads((folder / _STATE).read_text())
+    files = {name: (folder / name).read_bytes() for name in state["sha256"]}
+    for name, data in files.items():
+        if hashlib.sha256(data).hexdigest() != state["sha256"][name]:
+            raise ValueError(f"{name} is not what was written (its SHA-256 differs)")
+    momentum = deserialize(files[_MOMENTUM]) if _MOMENTUM in files else {}
+    return Checkpoint(
+        rounds=state["rounds"],
+        images=state["images"],
+        seconds=state["seconds"],
+        weights=_parse_weights(files[_WEIGHTS]),
+        momentum=tuple(momentum[name] for name in sorted(momentum)),
+        scores=Scores(**state["scores"]) if state["scores"] else None,
+    )
+
+
+def _order(weights: WeightCollection) -> dict[str, str]:
+    # safetensors sorts its tensors; a flat buffer must keep its order.
+    return {"order": json.dumps(list(weights))}
+
+
+def _parse_weights(data: bytes) -> WeightCollection:
+    tensors = deserialize(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    order = json.loads(header["__metadata__"]["order"])
+    if set(order) != set(tensors):
+        raise ValueError("the tensors are not those of the stated order")
+    return WeightCollection.from_arrays({name: tensors[name] for name in order})
+
+
+def _unwritable(out: Path, error: OSError) -> RunError:
+    return RunError(f"{error.filename or out}: cannot be written: {error.strerror or error}")
 
 
 def _write(path: Path, data: bytes) -> None:
     beside = path.with_name(f"{path.name}.part")
     try:
-        beside.write_bytes(data)
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # a rename that outlives its content would leave a whole name and half a file
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

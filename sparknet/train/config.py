@@ -86,6 +86,8 @@ class TrainConfig:
         scale: factor of the input, after the mean.
         test_every: rounds between two evaluations; the last round is always followed by one.
         test_batch: samples at once in an evaluation.
+        checkpoint_every: rounds between two checkpoints; the last round is always followed by one.
+        keep_checkpoints: how many of the newest to keep.
         threads: of torch in each worker. Part of the configuration, for it changes the bits of the result.
         device: `cpu`, `cuda`, or `auto` for CUDA where a worker has it.
     """
@@ -104,11 +106,24 @@ class TrainConfig:
     scale: float = 1.0
     test_every: int = 50
     test_batch: int = 100
+    checkpoint_every: int = 50
+    keep_checkpoints: int = 3
     threads: int = 1
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name in ("crop", "batch", "workers", "tau", "rounds", "test_every", "test_batch", "threads"):
+        for name in (
+            "crop",
+            "batch",
+            "workers",
+            "tau",
+            "rounds",
+            "test_every",
+            "test_batch",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "threads",
+        ):
             _check(getattr(self, name) >= 1, f"{name.replace('_', '-')} must be at least 1", getattr(self, name))
         _check(0 <= self.seed < 2**64, "seed must be from 0 up to 2^64", self.seed)
         _check(0 < self.scale < math.inf, "scale must be above 0 and finite", self.scale)

@@ -5,9 +5,10 @@ Moritz, Nishihara, Stoica and Jordan, "SparkNet: Training Deep Networks in Spark
 
 import dataclasses
 import json
+import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +22,13 @@ from sparknet.session import worker_slots
 from sparknet.train import checkpoint
 from sparknet.train.config import TrainConfig
 from sparknet.train.evaluate import Scores, check_set
-from sparknet.train.exchange import Exchange
+from sparknet.train.exchange import Exchange, Round
 from sparknet.train.exchange.spark import SparkExchange
 from sparknet.train.models import build
 from sparknet.train.net import Net
 from sparknet.train.solver import learning_rate
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,7 @@ class Result:
         scores: of the last round on the validation set; None where there is none.
         rounds: done.
         images: samples trained on.
-        seconds: from the first round's start to the last one's end, evaluations left out.
+        seconds: in rounds, from their start to their end; evaluations and checkpoints left out.
     """
 
     run: checkpoint.Run
@@ -91,6 +94,8 @@ def train(
     config: TrainConfig,
     *,
     out: Path | None = None,
+    resume: bool = False,
+    origin: Mapping[str, str | None] | None = None,
     on_round: Callable[[RoundMetrics], None] | None = None,
 ) -> Result:
     """Train a network on cached images.
@@ -99,35 +104,50 @@ def train(
         train_set: shuffled across its blocks; block i belongs to worker i modulo K.
         val_set: evaluated every `config.test_every` rounds and after the last; None for no evaluation.
         config: of the run.
-        out: the run's folder, made here; nothing is written where None. After each evaluation, and at the end, it
-            holds the weights of that moment, and metrics.jsonl has a line a round.
+        out: the run's folder; see `sparknet.train.checkpoint`. Nothing is written where None.
+        resume: whether `out` holds a run to go on with, from its newest whole checkpoint, as if it had never stopped:
+            the same settings on the same images give the same bits. The number of rounds may be another.
+        origin: where the sets came from, to be kept in the folder.
         on_round: called after each round.
 
     Raises:
-        ConfigError: the configuration does not fit the data, the network or the cluster.
+        ConfigError: the configuration does not fit the data, the network, the cluster, or the run to be resumed.
         LabelError: the validation set has more classes.
-        RunError: `out` holds another run, or cannot be written.
+        RunError: `out` holds another run, or none to resume, or cannot be written.
         DivergedError: a worker's loss, or a weight that is to be saved, is not a finite number.
     """
     check_fits(config, train_set.rdd.context, classes=len(train_set.class_names), side=train_set.side)
     if val_set is not None:
         check_set(val_set, classes=len(train_set.class_names), crop=config.crop, side=train_set.side)
     net = Net(build(config.net, len(train_set.class_names), config.crop, config.seed), config.solver)
-    if out is not None:
-        checkpoint.create_folder(out, train_set.ledger.bad + (val_set.ledger.bad if val_set else ()))
-    mean = train_set.mean_image() if config.subtract_mean else None
-    run = checkpoint.Run(
+    settings = checkpoint.Settings(
         config=config,
         side=train_set.side,
         class_names=train_set.class_names,
-        weights=net.get_weights().copy(),
-        mean=mean,
+        counts=train_set.counts,
+        origin=origin or {},
     )
+    start = checkpoint.Checkpoint(rounds=0, images=0, seconds=0.0, weights=net.get_weights().copy(), momentum=())
+    if resume:
+        if out is None:
+            raise ConfigError("there is no folder to resume from; give out")
+        start, mean = _resumed(settings, start, out)
+    else:
+        mean = train_set.mean_image() if config.subtract_mean else None
+        if out is not None:
+            checkpoint.begin(settings, mean, train_set.ledger.bad + (val_set.ledger.bad if val_set else ()), out)
     exchange: Exchange = SparkExchange(train_set, config, mean)
     try:
-        return _rounds(exchange, run, val_set, out, on_round)
+        end = _rounds(exchange, start, config, val_set, out, on_round)
     finally:
         exchange.close()
+    return Result(
+        run=checkpoint.Run(settings=settings, weights=end.weights, mean=mean),
+        scores=end.scores,
+        rounds=end.rounds,
+        images=end.images,
+        seconds=end.seconds,
+    )
 
 
 def check_fits(config: TrainConfig, sc: SparkContext, *, classes: int, side: int) -> None:
@@ -156,65 +176,109 @@ def check_fits(config: TrainConfig, sc: SparkContext, *, classes: int, side: int
 
 def _rounds(
     exchange: Exchange,
-    run: checkpoint.Run,
+    start: checkpoint.Checkpoint,
+    config: TrainConfig,
     val_set: Blocks | None,
     out: Path | None,
     on_round: Callable[[RoundMetrics], None] | None,
-) -> Result:
-    config, weights = run.config, run.weights
-    momentum: np.ndarray | None = None
-    scores: Scores | None = None
-    images, seconds = 0, 0.0
-    for number in range(config.rounds):
-        began = time.perf_counter()
-        outcome = exchange.train(number, weights, momentum)
-        weights, momentum = outcome.weights, outcome.momentum
-        elapsed = time.perf_counter() - began
-        seconds += elapsed
-        images += sum(report.samples for report in outcome.reports)
-        slowest = max(outcome.reports, key=lambda report: report.compute_s + report.data_s)
-        rate = learning_rate(config.solver, (number + 1) * config.tau - 1)
-        for worker, report in enumerate(outcome.reports):
-            if not math.isfinite(report.loss):
-                raise DivergedError(
-                    f"round {number + 1}: the loss of worker {worker} is {report.loss} at learning rate {rate:g}; "
-                    "use a lower --lr"
-                )
-        metrics = RoundMetrics(
-            round=number + 1,
-            images=images,
-            loss=sum(report.loss * report.samples for report in outcome.reports)
-            / sum(report.samples for report in outcome.reports),
-            rate=rate,
-            seconds=elapsed,
-            compute_s=slowest.compute_s,
-            data_s=slowest.data_s,
-            communicate_s=elapsed - slowest.compute_s - slowest.data_s,
-            momentum_lost=sum(report.momentum_lost for report in outcome.reports),
-        )
+) -> checkpoint.Checkpoint:
+    """Run the rounds that are left."""
+    state = start
+    for number in range(start.rounds, config.rounds):
         last = number + 1 == config.rounds
-        due = last or (number + 1) % config.test_every == 0
-        if due and not np.isfinite(weights.flat).all():  # a loss is measured before its step: the last step shows here
+        tested = val_set is not None and (last or (number + 1) % config.test_every == 0)
+        saved = out is not None and (last or (number + 1) % config.checkpoint_every == 0)
+        began = time.perf_counter()
+        outcome = exchange.train(number, state.weights, _to_send(state, start, config), collect_momentum=saved)
+        elapsed = time.perf_counter() - began
+        rate = learning_rate(config.solver, (number + 1) * config.tau - 1)
+        _check_losses(outcome, number + 1, rate)
+        if (tested or saved or last) and not np.isfinite(outcome.weights.flat).all():
+            # A loss is measured before its step: what the last step did shows here.
             raise DivergedError(
                 f"round {number + 1}: a weight is no finite number at learning rate {rate:g}; use a lower --lr"
             )
-        if due and val_set is not None:
-            scores = exchange.evaluate(val_set, weights)
+        state = checkpoint.Checkpoint(
+            rounds=number + 1,
+            images=state.images + sum(report.samples for report in outcome.reports),
+            seconds=state.seconds + elapsed,
+            weights=outcome.weights,
+            momentum=outcome.momentum,
+            scores=state.scores,
+        )
+        metrics = _metrics(outcome, state, rate, elapsed)
+        if tested and val_set is not None:
+            scores = exchange.evaluate(val_set, state.weights)
+            state = dataclasses.replace(state, scores=scores)
             metrics = dataclasses.replace(
                 metrics, top1=scores.top1, top5=scores.top5, test_loss=scores.loss / scores.samples
             )
         if out is not None:
             _append(out / checkpoint.METRICS, metrics)
-            if due:
-                checkpoint.save(dataclasses.replace(run, weights=weights), out)
+        if saved and out is not None:
+            # Last: a run that is killed before has its evaluation, and its line, once more.
+            checkpoint.save(state, out, config.keep_checkpoints)
         if on_round is not None:
             on_round(metrics)
-    return Result(
-        run=dataclasses.replace(run, weights=weights),
-        scores=scores,
-        rounds=config.rounds,
-        images=images,
-        seconds=seconds,
+    return state
+
+
+def _to_send(state: checkpoint.Checkpoint, start: checkpoint.Checkpoint, config: TrainConfig) -> tuple[np.ndarray, ...]:
+    """Choose the momentum that goes out: workers that keep theirs need it only where they have none yet."""
+    return state.momentum if config.momentum_mode == "averaged" or state is start else ()
+
+
+def _resumed(
+    settings: checkpoint.Settings, fresh: checkpoint.Checkpoint, out: Path
+) -> tuple[checkpoint.Checkpoint, np.ndarray | None]:
+    """Take up a run where its newest whole checkpoint is; at its start where there is none."""
+    began = checkpoint.load_settings(out)
+    free = {"rounds", "test_every", "checkpoint_every", "keep_checkpoints"}
+    for name, value in dataclasses.asdict(began.config).items():
+        now = dataclasses.asdict(settings.config)[name]
+        if name not in free and now != value:
+            raise ConfigError(f"{out}: was begun with {name} = {value}, which cannot become {now}; begin a new run")
+    for name in ("side", "class_names", "counts"):
+        if getattr(began, name) != getattr(settings, name):
+            raise ConfigError(
+                f"{out}: its training set was another one: {sum(began.counts):,} images of side {began.side} in "
+                f"{len(began.class_names)} classes then, {sum(settings.counts):,} of side {settings.side} in "
+                f"{len(settings.class_names)} now, or otherwise divided; give the set that it was begun with"
+            )
+    found, damaged = checkpoint.newest(out)
+    for line in damaged:
+        _log.warning("%s; the one before it is used", line)
+    state = found or fresh
+    if state.rounds > settings.config.rounds:
+        raise ConfigError(f"{out}: {state.rounds} rounds are done, more than the {settings.config.rounds} asked for")
+    fresh.weights.check_like(state.weights)
+    checkpoint.trim_metrics(out, state.rounds)
+    checkpoint.save_settings(dataclasses.replace(settings, origin=began.origin), out)
+    return state, checkpoint.load_mean(began, out)
+
+
+def _check_losses(outcome: Round, number: int, rate: float) -> None:
+    for worker, report in enumerate(outcome.reports):
+        if not math.isfinite(report.loss):
+            raise DivergedError(
+                f"round {number}: the loss of worker {worker} is {report.loss} at learning rate {rate:g}; "
+                "use a lower --lr"
+            )
+
+
+def _metrics(outcome: Round, state: checkpoint.Checkpoint, rate: float, elapsed: float) -> RoundMetrics:
+    slowest = max(outcome.reports, key=lambda report: report.compute_s + report.data_s)
+    samples = sum(report.samples for report in outcome.reports)
+    return RoundMetrics(
+        round=state.rounds,
+        images=state.images,
+        loss=sum(report.loss * report.samples for report in outcome.reports) / samples,
+        rate=rate,
+        seconds=elapsed,
+        compute_s=slowest.compute_s,
+        data_s=slowest.data_s,
+        communicate_s=elapsed - slowest.compute_s - slowest.data_s,
+        momentum_lost=sum(report.momentum_lost for report in outcome.reports),
     )
 
 

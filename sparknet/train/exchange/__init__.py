@@ -35,25 +35,30 @@ class Round:
 
     Attributes:
         weights: the average, each worker's counted by its samples.
-        momentum: flat average of the workers' momentum, for the mode `averaged`; else None.
+        momentum: flat: the workers' average, for the mode `averaged`; each worker's, for the mode `kept` where it was
+            asked for; else none.
         reports: by worker.
     """
 
     weights: WeightCollection
-    momentum: np.ndarray | None
+    momentum: tuple[np.ndarray, ...]
     reports: tuple[WorkerReport, ...]
 
 
 class Exchange(Protocol):
     """A way for weights to travel. Every way gives the same averages, to float32 rounding."""
 
-    def train(self, round_number: int, weights: WeightCollection, momentum: np.ndarray | None) -> Round:
+    def train(
+        self, round_number: int, weights: WeightCollection, momentum: tuple[np.ndarray, ...], collect_momentum: bool
+    ) -> Round:
         """Send weights out, have every worker take tau iterations, and average what comes back.
 
         Args:
             round_number: from 0.
             weights: to start from.
-            momentum: flat, to start from, for the mode `averaged`; None at the start and for the other modes.
+            momentum: flat, to start from: the average, for the mode `averaged`; one for each worker, for the mode
+                `kept`, where a run is resumed. None at all: zeros, or what each worker has kept.
+            collect_momentum: whether to bring back what each worker keeps, for a checkpoint.
         """
 
     def evaluate(self, blocks: Blocks, weights: WeightCollection) -> Scores:

@@ -24,7 +24,7 @@ from sparknet.train.worker import replica, train_round
 # A result is pickled piece by piece; large pieces are copied more often on their way through the JVM.
 _PIECE_BYTES = 8 * 1024 * 1024
 
-_Sent = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
+_Sent = tuple[np.ndarray, tuple[np.ndarray, ...], np.ndarray | None]
 
 
 class SparkExchange:
@@ -45,7 +45,9 @@ class SparkExchange:
         self._shares = blocks.shares(config.workers)
         self._run_id = uuid.uuid4().hex[:12]
 
-    def train(self, round_number: int, weights: WeightCollection, momentum: np.ndarray | None) -> Round:
+    def train(
+        self, round_number: int, weights: WeightCollection, momentum: tuple[np.ndarray, ...], collect_momentum: bool
+    ) -> Round:
         """Run a round as one Spark job; a task that is lost is tried again by Spark."""
         sc = self._shares.context
         sent: Broadcast[_Sent] = sc.broadcast((weights.flat, momentum, self._mean))
@@ -57,19 +59,21 @@ class SparkExchange:
                 config=self._config,
                 classes=self._classes,
                 run_id=self._run_id,
+                with_momentum=self._config.momentum_mode == "averaged"
+                or (collect_momentum and self._config.momentum_mode == "kept"),
             )
             with readable_errors():
                 results = self._shares.mapPartitionsWithIndex(task).collect()
         finally:
             sent.destroy()
         reports = tuple(item for item in results if isinstance(item, WorkerReport))
-        average = average_flat(_vectors(results, weights.flat.dtype), [report.samples for report in reports])
-        size = len(weights.flat)
-        return Round(
-            weights=weights.with_flat(average[:size]),
-            momentum=average[size:] if self._config.momentum_mode == "averaged" else None,
-            reports=reports,
-        )
+        samples, size = [report.samples for report in reports], len(weights.flat)
+        vectors = list(_vectors(results, weights.flat.dtype))
+        average = average_flat((vector[:size] for vector in vectors), samples)
+        momenta = tuple(vector[size:] for vector in vectors if len(vector) > size)
+        if self._config.momentum_mode == "averaged":
+            momenta = (average_flat(momenta, samples),)
+        return Round(weights=weights.with_flat(average), momentum=momenta, reports=reports)
 
     def evaluate(self, blocks: Blocks, weights: WeightCollection) -> Scores:
         """Run an evaluation as one Spark job."""
@@ -88,12 +92,15 @@ def _train_task(
     config: TrainConfig,
     classes: int,
     run_id: str,
+    with_momentum: bool,
 ) -> Iterator[WorkerReport | bytes]:
-    """Train on a share; give back a report, then the weights (and momentum, where it is averaged) in pieces."""
+    """Train on a share; give back a report, then the weights, and the momentum where asked, in pieces."""
     [blocks] = shares
-    weights, momentum, mean = sent.value
-    lost = False
-    if config.momentum_mode == "kept" and round_number:
+    weights, momenta, mean = sent.value
+    momentum, lost = None, False
+    if momenta:
+        momentum = momenta[worker if config.momentum_mode == "kept" else 0]
+    elif config.momentum_mode == "kept" and round_number:
         momentum = _load_momentum(_momentum_path(run_id, worker, round_number))
         lost = momentum is None
     share = Share(blocks, config.seed, worker)
@@ -110,8 +117,7 @@ def _train_task(
         compute_s=outcome.compute_s,
         momentum_lost=lost,
     )
-    averaged = (outcome.weights, outcome.momentum) if config.momentum_mode == "averaged" else (outcome.weights,)
-    data = np.concatenate(averaged).tobytes()
+    data = np.concatenate((outcome.weights, outcome.momentum) if with_momentum else (outcome.weights,)).tobytes()
     for start in range(0, len(data), _PIECE_BYTES):
         yield data[start : start + _PIECE_BYTES]
 
