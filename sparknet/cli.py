@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import sparknet
-from sparknet.errors import SparkNetError
+from sparknet.errors import ConfigError, SparkNetError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -44,6 +44,10 @@ DevkitIds = Annotated[
     str | None, typer.Option(help="The devkit's table, 'ID WordNet-ID' a line; for its ground truth.")
 ]
 Master = Annotated[str | None, typer.Option(help="Spark's master URL; local[*,4] if not given.")]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE", help="A setting of Spark's; once for each, as for spark-submit."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")]
 
 
@@ -62,6 +66,7 @@ def inspect(
     devkit_ids: DevkitIds = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet of 50 random images, a PNG.")] = None,
     master: Master = None,
+    conf: Conf = None,
     json: Json = False,
 ) -> None:
     """Read and decode every sample of SOURCE: layout, counts, classes, bad samples."""
@@ -69,7 +74,7 @@ def inspect(
     from sparknet.train.report import console, spark_progress
 
     screen = console()
-    with _spark(master, screen) as sc:
+    with _spark(master, conf, screen) as sc:
         samples = _read(sc, source, layout, labels, devkit_ids)
         with spark_progress(sc, "reading and decoding", screen):
             found = survey(samples, thumbs=50 if sheet else 0)
@@ -146,6 +151,7 @@ def train(
     threads: Annotated[int, typer.Option(help="Threads of torch in each worker.")] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "cpu",
     master: Master = None,
+    conf: Conf = None,
     json: Json = False,
 ) -> None:
     """Train a network on SOURCE. Settings that are not given are the network's published ones."""
@@ -185,7 +191,7 @@ def train(
     }
     config = _config(net, given, solver)
     screen = console()
-    with _spark(master, screen) as sc:
+    with _spark(master, conf, screen) as sc:
         if workers is None:
             config = replace(config, workers=worker_slots(sc))
         if ":" in net:
@@ -225,6 +231,7 @@ def evaluate(
     labels: LabelFile = None,
     devkit_ids: DevkitIds = None,
     master: Master = None,
+    conf: Conf = None,
     json: Json = False,
 ) -> None:
     """Score a trained network on every image of SOURCE: top-1, top-5."""
@@ -236,7 +243,7 @@ def evaluate(
     sys.path.insert(0, "")
     trained = checkpoint.load(run)
     screen = console()
-    with _spark(master, screen) as sc:
+    with _spark(master, conf, screen) as sc:
         if ":" in trained.config.net:
             ship_module(sc, trained.config.net.partition(":")[0])
         samples = _read(sc, source, layout, labels, devkit_ids, trained.class_names)
@@ -259,17 +266,21 @@ def main() -> None:
 
 
 @contextmanager
-def _spark(master: str | None, screen: "Console") -> "Iterator[SparkContext]":
+def _spark(master: str | None, conf: list[str] | None, screen: "Console") -> "Iterator[SparkContext]":
     """Start Spark for a command and stop it after. What its JVM prints is kept only if the command fails."""
     from sparknet.session import start
 
+    pairs = [pair.partition("=") for pair in conf or ()]
+    for key, equals, _ in pairs:
+        if not key or not equals:
+            raise ConfigError(f"--conf takes KEY=VALUE, got {key + equals!r}")
     handle, name = tempfile.mkstemp(prefix="sparknet-", suffix=".log")
     os.close(handle)
     log = Path(name)
     if screen.is_terminal:
         screen.print("starting Spark")
     try:
-        spark = start(master, log=log)
+        spark = start(master, log=log, conf={key: value for key, _, value in pairs})
         try:
             yield spark.sparkContext
         finally:
