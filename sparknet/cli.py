@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,6 +44,10 @@ DevkitIds = Annotated[
     str | None, typer.Option(help="The devkit's table, 'ID WordNet-ID' a line; for its ground truth.")
 ]
 Master = Annotated[str | None, typer.Option(help="Spark's master URL; local[*,4] if not given.")]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE", help="A setting of Spark's; once for each, as for spark-submit."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")]
 
 
@@ -62,6 +66,7 @@ def inspect(
     devkit_ids: DevkitIds = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet of 50 random images, a PNG.")] = None,
     master: Master = None,
+    conf: Conf = None,
     json: Json = False,
 ) -> None:
     """Read and decode every sample of SOURCE: layout, counts, classes, bad samples."""
@@ -69,7 +74,7 @@ def inspect(
     from sparknet.train.report import console, spark_progress
 
     screen = console()
-    with _spark(master, screen) as sc:
+    with _spark(master, conf, screen) as sc:
         samples = _read(sc, source, layout, labels, devkit_ids)
         with spark_progress(sc, "reading and decoding", screen):
             found = survey(samples, thumbs=50 if sheet else 0)
@@ -130,22 +135,24 @@ def train(
     tau: Annotated[int, typer.Option(help="Iterations of a worker between two averages.")] = 10,
     rounds: Annotated[int, typer.Option(help="How often to average.")] = 100,
     batch: Annotated[int | None, typer.Option(help="Samples in a worker's minibatch.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Base learning rate.")] = None,
+    base_lr: Annotated[float | None, typer.Option("--lr", help="Base learning rate.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum of the solver.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="L2 weight decay.")] = None,
-    lr_policy: Annotated[
-        str | None, typer.Option(help="fixed, step, exp, inv, multistep or poly, as in Caffe.")
+    policy: Annotated[
+        str | None, typer.Option("--lr-policy", help="fixed, step, exp, inv, multistep or poly, as in Caffe.")
     ] = None,
     gamma: Annotated[float | None, typer.Option(help="Constant of step, exp, inv and multistep.")] = None,
     power: Annotated[float | None, typer.Option(help="Constant of inv and poly.")] = None,
     step_size: Annotated[int | None, typer.Option(help="Iterations; for step.")] = None,
-    step_value: Annotated[
-        list[int] | None, typer.Option(help="Iteration of a drop; for multistep, once for each.")
+    step_values: Annotated[
+        list[int] | None, typer.Option("--step-value", help="Iteration of a drop; for multistep, once for each.")
     ] = None,
     max_iterations: Annotated[int | None, typer.Option(help="Where poly reaches 0; tau * rounds if not given.")] = None,
     momentum_mode: Annotated[str | None, typer.Option(help="Momentum at an average: kept, reset or averaged.")] = None,
     mirror: Annotated[bool | None, typer.Option(help="Mirror half of the training samples.")] = None,
-    mean: Annotated[bool | None, typer.Option(help="Subtract the training set's mean image.")] = None,
+    subtract_mean: Annotated[
+        bool | None, typer.Option("--mean/--no-mean", help="Subtract the training set's mean image.")
+    ] = None,
     scale: Annotated[float | None, typer.Option(help="Factor of the network's input.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, order, crops and dropout.")] = 0,
     test_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 50,
@@ -154,6 +161,7 @@ def train(
     threads: Annotated[int, typer.Option(help="Threads of torch in each worker.")] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "cpu",
     master: Master = None,
+    conf: Conf = None,
     json: Json = False,
 ) -> None:
     """Train a network on SOURCE. Settings that are not given are the network's published ones."""
@@ -165,7 +173,7 @@ def train(
 
     sys.path.insert(0, "")  # a network of one's own lies in the folder that one is in
     if resume is not None:
-        given_too = _given(context) - {"resume", "rounds", "master", "json"}
+        given_too = _given(context) - {"resume", "rounds", "master", "conf", "json"}
         if given_too:
             raise ConfigError(
                 f"--resume takes all settings from {resume}; beside it, only --rounds may be given, not "
@@ -177,48 +185,11 @@ def train(
         if source is None or net is None or out is None:
             raise ConfigError("train needs SOURCE, --net and --out; or --resume RUN")
         checkpoint.refuse_used(out)
-        given = {
-            "crop": crop,
-            "batch": batch,
-            "momentum_mode": momentum_mode,
-            "mirror": mirror,
-            "subtract_mean": mean,
-            "scale": scale,
-            "workers": workers,
-            "tau": tau,
-            "rounds": rounds,
-            "seed": seed,
-            "test_every": test_every,
-            "checkpoint_every": checkpoint_every,
-            "keep_checkpoints": keep_checkpoints,
-            "threads": threads,
-            "device": device,
-        }
-        solver = {
-            "base_lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "policy": lr_policy,
-            "gamma": gamma,
-            "power": power,
-            "step_size": step_size,
-            "step_values": tuple(step_value) if step_value else None,
-            "max_iterations": max_iterations or (tau * rounds if lr_policy == "poly" else None),
-        }
-        config = _config(net, given, solver)
-        origin = {
-            "source": source,
-            "layout": layout,
-            "labels": labels,
-            "val": val,
-            "val_labels": val_labels,
-            "devkit_ids": devkit_ids,
-        }
-        origin |= {name: _absolute(url) for name, url in origin.items() if url is not None and name != "layout"}
-        settings = checkpoint.Settings(config=config, side=side, class_names=(), origin=origin)
+        config = _config(net, context.params)
+        settings = checkpoint.Settings(config=config, side=side, class_names=(), origin=_origin(context.params))
     folder = resume or out
     from_, screen = settings.origin, console()
-    with _spark(master, screen) as sc:
+    with _spark(master, conf, screen) as sc:
         if workers is None and resume is None:
             config = replace(config, workers=worker_slots(sc))
         if ":" in config.net:
@@ -262,6 +233,7 @@ def evaluate(
     labels: LabelFile = None,
     devkit_ids: DevkitIds = None,
     master: Master = None,
+    conf: Conf = None,
     json: Json = False,
 ) -> None:
     """Score a trained network on every image of SOURCE: top-1, top-5."""
@@ -274,7 +246,7 @@ def evaluate(
     trained = checkpoint.load(run)
     settings = trained.settings
     screen = console()
-    with _spark(master, screen) as sc:
+    with _spark(master, conf, screen) as sc:
         if ":" in settings.config.net:
             ship_module(sc, settings.config.net.partition(":")[0])
         samples = _read(sc, source, layout, labels, devkit_ids, settings.class_names)
@@ -297,17 +269,21 @@ def main() -> None:
 
 
 @contextmanager
-def _spark(master: str | None, screen: "Console") -> "Iterator[SparkContext]":
+def _spark(master: str | None, conf: list[str] | None, screen: "Console") -> "Iterator[SparkContext]":
     """Start Spark for a command and stop it after. What its JVM prints is kept only if the command fails."""
     from sparknet.session import start
 
+    pairs = [pair.partition("=") for pair in conf or ()]
+    for key, equals, _ in pairs:
+        if not key or not equals:
+            raise ConfigError(f"--conf takes KEY=VALUE, got {key + equals!r}")
     handle, name = tempfile.mkstemp(prefix="sparknet-", suffix=".log")
     os.close(handle)
     log = Path(name)
     if screen.is_terminal:
         screen.print("starting Spark")
     try:
-        spark = start(master, log=log)
+        spark = start(master, log=log, conf={key: value for key, _, value in pairs})
         try:
             yield spark.sparkContext
         finally:
@@ -325,17 +301,28 @@ def _spark(master: str | None, screen: "Console") -> "Iterator[SparkContext]":
     log.unlink(missing_ok=True)
 
 
-def _config(net: str, given: dict[str, Any], solver: dict[str, Any]) -> "TrainConfig":
-    """Take a network's published settings, and what was given instead."""
+def _config(net: str, given: dict[str, Any]) -> "TrainConfig":
+    """Take a network's published settings, and what was given instead: parameters are named as the fields are."""
     from sparknet.train.models import published
 
     base = published(net)
-    solver = {name: value for name, value in solver.items() if value is not None}
-    return replace(
-        base,
-        solver=replace(base.solver, **solver),
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    given = {name: value for name, value in given.items() if value not in (None, (), [])}
+    solver = {field.name: given[field.name] for field in fields(base.solver) if field.name in given}
+    if solver.get("policy") == "poly":
+        solver.setdefault("max_iterations", given["tau"] * given["rounds"])
+    chosen = {field.name: given[field.name] for field in fields(base) if field.name in given}
+    return replace(base, **chosen | {"solver": replace(base.solver, **solver)})
+
+
+def _origin(given: dict[str, Any]) -> dict[str, str | None]:
+    """Take where the sets come from, so that a run can be resumed from another folder."""
+    if given["val_labels"] and not given["val"]:
+        raise ConfigError(f"--val-labels {given['val_labels']} labels no set; name it with --val")
+    origin: dict[str, str | None] = {"layout": given["layout"]}
+    for name in ("source", "labels", "val", "val_labels", "devkit_ids"):
+        url = given[name]
+        origin[name] = str(Path(url).absolute()) if url is not None and "://" not in url else url
+    return origin
 
 
 def _read(
@@ -370,11 +357,6 @@ def _given(context: typer.Context) -> set[str]:
     """Name the parameters that were given on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-
-
-def _absolute(url: str) -> str:
-    """Make a local path hold from other folders too."""
-    return url if "://" in url else str(Path(url).absolute())
 
 
 def _print_json(result: dict[str, Any]) -> None:

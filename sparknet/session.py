@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,7 +36,12 @@ _CONNECT_SIGNS = {"SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"}
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
-def start(master: str | None = None, app_name: str = "sparknet", log: Path | None = None) -> SparkSession:
+def start(
+    master: str | None = None,
+    app_name: str = "sparknet",
+    log: Path | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
     """Start Spark, or take the session that is there (under spark-submit, say), and try its executors.
 
     Args:
@@ -44,6 +49,7 @@ def start(master: str | None = None, app_name: str = "sparknet", log: Path | Non
         app_name: shown in Spark's UI.
         log: file for what the JVM and the Python workers print, Spark's log among it; they print to this process's
             standard error where None.
+        conf: Spark's own settings, which go before SparkNet's.
 
     Raises:
         JavaError: there is no Java to run it on.
@@ -64,6 +70,8 @@ def start(master: str | None = None, app_name: str = "sparknet", log: Path | Non
         builder = builder.master(master)
         for key, value in (_DEFAULTS | (_LOOPBACK if local else {})).items():
             builder = builder.config(key, value)
+    for key, value in (conf or {}).items():
+        builder = builder.config(key, value)
     try:
         with _stderr_to(log):
             spark = builder.getOrCreate()

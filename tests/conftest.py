@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
 
 from sparknet.session import start
 from tests.sets import TinySet, write_tiny_set
@@ -20,8 +19,7 @@ settings.load_profile("sparknet")
 @pytest.fixture(scope="session")
 def sc() -> Iterator[SparkContext]:
     """Spark on two slots of this machine, as `local[2,4]`: a failed task is tried again."""
-    SparkSession.builder.config("spark.ui.enabled", "false").config("spark.driver.memory", "2g")
-    spark = start("local[2,4]", "sparknet-tests")
+    spark = start("local[2,4]", "sparknet-tests", conf={"spark.ui.enabled": "false", "spark.driver.memory": "2g"})
     spark.sparkContext.setLogLevel("OFF")
     yield spark.sparkContext
     spark.stop()

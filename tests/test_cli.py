@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import sparknet
 from sparknet import cli
 from sparknet.errors import SparkNetError
+from sparknet.loaders.samples import Samples
 from sparknet.train import checkpoint
 from sparknet.train.config import SolverConfig, TrainConfig
 from sparknet.train.models import published
@@ -79,7 +80,7 @@ def test_train_gives_its_result_as_json(own_run: tuple[Path, dict[str, Any]]) ->
     assert set(result) == {"run", "top1", "top5", "rounds", "images", "images_per_s", "seconds"}
     assert (result["run"], result["rounds"], result["images"]) == ("run", 4, 2 * 3 * 8 * 4)
     assert 1 / 3 < result["top1"] <= result["top5"] == 1
-    assert result["images_per_s"] == pytest.approx(result["images"] / result["seconds"], rel=0.02)
+    assert result["images_per_s"] == pytest.approx(result["images"] / result["seconds"], rel=0.05)
     assert logs(folder) == []
     config = checkpoint.load(folder / "run").config
     assert config == TrainConfig(
@@ -321,8 +322,11 @@ def command(sc: SparkContext, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     def ours(*_: object) -> Iterator[SparkContext]:
         yield sc
 
+    shuffled = Samples.shuffled
     monkeypatch.setattr(cli, "_spark", ours)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    # The 64 partitions that a real set gets, of one tiny image each, would take their time.
+    monkeypatch.setattr(Samples, "shuffled", lambda samples, seed: shuffled(samples, seed, 4))
 
     def run(*words: object) -> tuple[str, str]:
         result = CliRunner().invoke(cli.app, [str(word) for word in words], catch_exceptions=False)

@@ -16,7 +16,6 @@ _BLOCK = tarfile.BLOCKSIZE
 # Zeros fill a tar up to a multiple of its record: 10 KiB where nobody asked for more.
 _PADDING_LIMIT = 1024 * 1024
 
-
 # What tarfile raises at odd headers; the last two where one claims a size that no machine has.
 _DAMAGE = (tarfile.TarError, ValueError, OverflowError, MemoryError)
 
@@ -49,6 +48,7 @@ def scan(file: io.IOBase, url: str, base: int = 0, end_mark: bool = True) -> Ite
 
     Raises:
         ShardError: not a tar, or damaged, or cut off: in a header, in a member's data, or between members.
+        SourceError: the file cannot be read.
     """
     try:
         length = file.seek(0, io.SEEK_END)

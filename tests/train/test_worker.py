@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from sparknet.errors import ConfigError
 from sparknet.loaders.minibatch import Share, to_tensor
 from sparknet.train.config import SolverConfig, TrainConfig
 from sparknet.train.net import Net
@@ -162,3 +163,11 @@ def test_the_mean_goes_to_channels_first() -> None:
     assert tensor is not None
     assert tensor.tolist() == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
     assert mean_on(torch.device("cpu"), None) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="device cuda: torch finds no CUDA device in the worker; use --device cpu"):
+        replica(replace(CONFIG, device="cuda"), 3)
+    assert replica(replace(CONFIG, device="auto"), 3).device == torch.device("cpu")
+    replica.cache_clear()
