@@ -230,6 +230,7 @@ def evaluate(
     layout: Layout = None,
     labels: LabelFile = None,
     devkit_ids: DevkitIds = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, or auto; as in training if not given.")] = None,
     master: Master = None,
     conf: Conf = None,
     json: Json = False,
@@ -249,7 +250,8 @@ def evaluate(
         samples = _read(sc, source, layout, labels, devkit_ids, trained.class_names)
         blocks = _cache(samples, trained.side, "images", screen)
         with spark_progress(sc, "evaluating", screen):
-            scores = score(blocks, trained.weights, trained.mean, trained.config, len(trained.class_names))
+            config = replace(trained.config, device=device or trained.config.device)
+            scores = score(blocks, trained.weights, trained.mean, config, len(trained.class_names))
     if json:
         _print_json({"top1": scores.top1, "top5": scores.top5, "images": scores.samples})
         return
