@@ -232,6 +232,7 @@ def evaluate(
     layout: Layout = None,
     labels: LabelFile = None,
     devkit_ids: DevkitIds = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, or auto; as in training if not given.")] = None,
     master: Master = None,
     conf: Conf = None,
     json: Json = False,
@@ -252,7 +253,8 @@ def evaluate(
         samples = _read(sc, source, layout, labels, devkit_ids, settings.class_names)
         blocks = _cache(samples, settings.side, "images", screen)
         with spark_progress(sc, "evaluating", screen):
-            scores = score(blocks, trained.weights, trained.mean, settings.config, len(settings.class_names))
+            config = replace(settings.config, device=device or settings.config.device)
+            scores = score(blocks, trained.weights, trained.mean, config, len(settings.class_names))
     if json:
         _print_json({"top1": scores.top1, "top5": scores.top5, "images": scores.samples})
         return

@@ -161,10 +161,14 @@ def cache(samples: Samples, side: int) -> Blocks:
         raise ConfigError(f"side must be at least 1 pixel, got {side}")
     build = partial(_build, side=side, set_id=uuid.uuid4().hex[:12])
     rdd = samples.rdd.mapPartitionsWithIndex(build).persist(StorageLevel.MEMORY_AND_DISK)
-    with readable_errors():
-        summaries = rdd.map(_summary).collect()
-    ledger = reduce(Ledger.__add__, (ledger for _, ledger in summaries), Ledger())
-    ledger.check(samples.source)
+    try:
+        with readable_errors():
+            summaries = rdd.map(_summary).collect()
+        ledger = reduce(Ledger.__add__, (ledger for _, ledger in summaries), Ledger())
+        ledger.check(samples.source)
+    except BaseException:
+        rdd.unpersist()
+        raise
     return Blocks(
         rdd=rdd,
         counts=tuple(count for count, _ in summaries),

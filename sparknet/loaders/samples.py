@@ -178,7 +178,7 @@ def decode_samples(samples: Iterable[Sample], labelled: bool = True) -> Iterator
     for sample in samples:
         try:
             if labelled and sample.label is None:
-                raise DecodeError("no label: its name is not in the label file, and its layout gives none")
+                raise DecodeError("no label is given for its name")
             yield Image(sample, decode(sample.data))
         except DecodeError as error:
             yield BadSample(sample.key, sample.url, sample.offset, str(error))

@@ -34,6 +34,9 @@ def spark_progress(sc: SparkContext, title: str, out: Console) -> Iterator[None]
         title: what they do.
         out: to show it on.
     """
+    if not out.is_terminal:
+        yield
+        return
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -42,7 +45,7 @@ def spark_progress(sc: SparkContext, title: str, out: Console) -> Iterator[None]
         TimeElapsedColumn(),
     )
     finished = threading.Event()
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
+    with Progress(*columns, console=out, transient=True) as progress:
         bar = progress.add_task(title, total=None)
 
         def poll() -> None:

@@ -242,9 +242,7 @@ def test_decoding_gives_each_sample_back_good_or_bad() -> None:
     assert good.sample is IMAGE
     assert good.pixels.shape == (32, 40, 3)
     assert bad == BadSample("b", "x.tar", 1024, "not an image in any format that Pillow knows")
-    assert unlabelled == BadSample(
-        "c", "x.tar", 2048, "no label: its name is not in the label file, and its layout gives none"
-    )
+    assert unlabelled == BadSample("c", "x.tar", 2048, "no label is given for its name")
     assert [type(outcome) for outcome in decode_samples([IMAGE, broken, bare], labelled=False)] == [
         Image, BadSample, Image,
     ]  # fmt: skip
