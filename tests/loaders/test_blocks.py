@@ -139,7 +139,7 @@ def test_bad_samples_are_named_and_the_good_ones_stay(sc: SparkContext, tmp_path
 
 
 def test_a_set_without_a_good_image_is_an_error(sc: SparkContext, tiny: TinySet, tmp_path: Path) -> None:
-    with pytest.raises(SampleError, match=rf"^{tiny.val}: all 31 samples are bad; the first, .*: no label: "):
+    with pytest.raises(SampleError, match=rf"^{tiny.val}: all 31 samples are bad; the first, .*: no label is given"):
         cache(read_samples(sc, str(tiny.val)), SIDE)
     with pytest.raises(SampleError, match=rf"^{tmp_path}/images.tar: holds no sample$"):
         cache(read_samples(sc, write_tar(tmp_path, {})), SIDE)
