@@ -43,6 +43,7 @@ LabelFile = Annotated[str | None, typer.Option(help="Label file: 'name index' a 
 DevkitIds = Annotated[
     str | None, typer.Option(help="The devkit's table, 'ID WordNet-ID' a line; for its ground truth.")
 ]
+MaxBad = Annotated[float, typer.Option(help="The largest share of bad samples in a set, 0 to 1.")]
 Master = Annotated[str | None, typer.Option(help="Spark's master URL; local[*,4] if not given.")]
 Conf = Annotated[
     list[str] | None,
@@ -127,6 +128,7 @@ def train(
     labels: LabelFile = None,
     val_labels: LabelFile = None,
     devkit_ids: DevkitIds = None,
+    max_bad: MaxBad = 0.01,
     side: Annotated[int, typer.Option(help="Images are resized to this height and width, pixels.")] = 256,
     crop: Annotated[int | None, typer.Option(help="Height and width that the network sees, pixels.")] = None,
     workers: Annotated[
@@ -194,13 +196,15 @@ def train(
             config = replace(config, workers=worker_slots(sc))
         if ":" in config.net:
             ship_module(sc, config.net.partition(":")[0])
-        samples = _read(sc, str(from_["source"]), from_["layout"], from_["labels"], from_["devkit_ids"])
+        samples = _read(sc, from_["source"], from_["layout"], from_["labels"], from_["devkit_ids"])
         check_fits(config, sc, classes=len(samples.class_names), side=settings.side)
         val_samples = None
         if from_["val"] is not None:
             val_samples = _read(sc, from_["val"], None, from_["val_labels"], from_["devkit_ids"], samples.class_names)
-        train_set = _cache(samples.shuffled(config.seed), settings.side, "training set", screen)
-        val_set = _cache(val_samples, settings.side, "validation set", screen) if val_samples else None
+        train_set = _cache(samples.shuffled(config.seed), settings.side, from_["max_bad"], "training set", screen)
+        val_set = (
+            _cache(val_samples, settings.side, from_["max_bad"], "validation set", screen) if val_samples else None
+        )
         with RoundProgress(config.rounds, screen) as progress:
             result = run_training(
                 train_set, val_set, config, out=folder, resume=resume is not None, origin=from_, on_round=progress
@@ -232,6 +236,7 @@ def evaluate(
     layout: Layout = None,
     labels: LabelFile = None,
     devkit_ids: DevkitIds = None,
+    max_bad: MaxBad = 0.01,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, or auto; as in training if not given.")] = None,
     master: Master = None,
     conf: Conf = None,
@@ -251,7 +256,7 @@ def evaluate(
         if ":" in settings.config.net:
             ship_module(sc, settings.config.net.partition(":")[0])
         samples = _read(sc, source, layout, labels, devkit_ids, settings.class_names)
-        blocks = _cache(samples, settings.side, "images", screen)
+        blocks = _cache(samples, settings.side, max_bad, "images", screen)
         with spark_progress(sc, "evaluating", screen):
             config = replace(settings.config, device=device or settings.config.device)
             scores = score(blocks, trained.weights, trained.mean, config, len(settings.class_names))
@@ -316,11 +321,11 @@ def _config(net: str, given: dict[str, Any]) -> "TrainConfig":
     return replace(base, **chosen | {"solver": replace(base.solver, **solver)})
 
 
-def _origin(given: dict[str, Any]) -> dict[str, str | None]:
+def _origin(given: dict[str, Any]) -> dict[str, Any]:
     """Take where the sets come from, so that a run can be resumed from another folder."""
     if given["val_labels"] and not given["val"]:
         raise ConfigError(f"--val-labels {given['val_labels']} labels no set; name it with --val")
-    origin: dict[str, str | None] = {"layout": given["layout"]}
+    origin = {"layout": given["layout"], "max_bad": given["max_bad"]}
     for name in ("source", "labels", "val", "val_labels", "devkit_ids"):
         url = given[name]
         origin[name] = str(Path(url).absolute()) if url is not None and "://" not in url else url
@@ -342,12 +347,12 @@ def _read(
     return read_samples(sc, source, layout=layout, labels=table, class_names=class_names)
 
 
-def _cache(samples: "Samples", side: int, what: str, screen: "Console") -> "Blocks":
+def _cache(samples: "Samples", side: int, max_bad: float, what: str, screen: "Console") -> "Blocks":
     from sparknet.loaders.blocks import cache
     from sparknet.train.report import spark_progress
 
     with spark_progress(samples.rdd.context, f"decoding the {what}", screen):
-        blocks = cache(samples, side)
+        blocks = cache(samples, side, max_bad)
     ledger = blocks.ledger
     if ledger.bad:
         first = ledger.bad[0]

@@ -24,7 +24,7 @@ from sparknet.errors import ConfigError, SessionError
 from sparknet.loaders.decode import decode
 from sparknet.loaders.layouts.plan import Sample
 from sparknet.loaders.preprocess import resize, sum_images
-from sparknet.loaders.samples import BadSample, Ledger, Samples, decode_samples
+from sparknet.loaders.samples import BadLimit, BadSample, Ledger, Samples, decode_samples
 from sparknet.loaders.source import read_range
 from sparknet.session import readable_errors
 
@@ -146,26 +146,33 @@ class Blocks:
         self.rdd.unpersist()
 
 
-def cache(samples: Samples, side: int) -> Blocks:
+def cache(samples: Samples, side: int, max_bad: float = 0.01) -> Blocks:
     """Decode and resize every sample once, into block files on the executors, and count what came of them.
 
     Args:
         samples: labelled. Each of the RDD's partitions becomes a block.
         side: height and width of the images, pixels.
+        max_bad: the largest share of bad samples, 0 to 1. Decided at the end of the pass, or by a task as soon as its
+            own are too many for a set of that size.
 
     Raises:
-        SampleError: samples were lost, or none is good.
-        ConfigError: side is below 1.
+        SampleError: samples were lost, none is good, or too many are bad.
+        ConfigError: side is below 1, or max_bad not within 0 and 1.
     """
     if side < 1:
         raise ConfigError(f"side must be at least 1 pixel, got {side}")
-    build = partial(_build, side=side, set_id=uuid.uuid4().hex[:12])
+    if not 0 <= max_bad <= 1:
+        raise ConfigError(f"max-bad is a share of the set, from 0 to 1, got {max_bad}")
+    # A sample takes at least a block of 512 bytes in a tar.
+    limit = BadLimit(source=samples.source, share=max_bad, most=samples.size // 512)
+    build = partial(_build, side=side, set_id=uuid.uuid4().hex[:12], limit=limit)
     rdd = samples.rdd.mapPartitionsWithIndex(build).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         with readable_errors():
             summaries = rdd.map(_summary).collect()
         ledger = reduce(Ledger.__add__, (ledger for _, ledger in summaries), Ledger())
         ledger.check(samples.source)
+        limit.check(ledger.bad, ledger.seen)
     except BaseException:
         rdd.unpersist()
         raise
@@ -220,7 +227,7 @@ def _local_disk(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _build(index: int, samples: Iterable[Sample], side: int, set_id: str) -> Iterator[Block]:
+def _build(index: int, samples: Iterable[Sample], side: int, set_id: str, limit: BadLimit) -> Iterator[Block]:
     path = local_folder() / f"{set_id}-{index:05d}.rgb"
     seen, kept, bad = 0, [], []
     url_index: dict[str, int] = {}
@@ -229,6 +236,7 @@ def _build(index: int, samples: Iterable[Sample], side: int, set_id: str) -> Ite
             seen += 1
             if isinstance(outcome, BadSample):
                 bad.append(outcome)
+                limit.check(bad)
                 continue
             sample, pixels = outcome
             file.write(resize(pixels, side).data)

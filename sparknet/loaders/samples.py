@@ -5,7 +5,7 @@ what became of them.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from pyspark import RDD, Broadcast, SparkContext
 
-from sparknet.errors import ConfigError, DecodeError, LabelError, SampleError
+from sparknet.errors import ConfigError, DecodeError, LabelError, SampleError, ShardError
 from sparknet.loaders.decode import decode
 from sparknet.loaders.labels import Labels
 from sparknet.loaders.layouts import plan_source
@@ -68,6 +68,38 @@ class Ledger:
         if not self.good:
             first = self.bad[0]
             raise SampleError(f"{source}: all {self.seen} samples are bad; the first, {first.key}: {first.reason}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadLimit:
+    """How many bad samples a set may have.
+
+    Attributes:
+        source: names the set in errors.
+        share: the largest share of bad samples, 0 to 1.
+        most: samples that the set can hold at all.
+    """
+
+    source: str
+    share: float
+    most: int
+
+    def check(self, bad: Sequence[BadSample], seen: int | None = None) -> None:
+        """Make sure that there are not too many.
+
+        Args:
+            bad: those that there are.
+            seen: samples in the set; while that is not known, too many is what would be for the most it can hold.
+
+        Raises:
+            SampleError: there are.
+        """
+        if len(bad) > self.share * (self.most if seen is None else seen):
+            of, first = f"at most {self.most:,}" if seen is None else f"{seen:,}", bad[0]
+            raise SampleError(
+                f"{self.source}: {len(bad):,} of {of} samples are bad, more than {self.share:.2%}; the first, "
+                f"{first.key} ({first.url}, offset {first.offset}): {first.reason}; mend them, or allow more (--max-bad)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,8 +222,12 @@ def _read_parts(
     labels: Broadcast[dict[str, int]] | None,
 ) -> Iterator[Sample]:
     for part in parts:
+        count = 0
         for sample in read(part):
+            count += 1
             yield sample if labels is None else sample._replace(label=_lookup(labels.value, sample.key))
+        if part.samples is not None and count != part.samples:
+            raise ShardError(f"{part.url}: {count} samples from offset {part.start}, {part.samples} when it was listed")
 
 
 def _lookup(labels: dict[str, int], key: str) -> int | None:
@@ -199,19 +235,34 @@ def _lookup(labels: dict[str, int], key: str) -> int | None:
     return labels.get(key, labels.get(key.rsplit("/", 1)[-1]))
 
 
-def _scatter(
-    index: int, samples: Iterable[Sample], seed: int, partitions: int
-) -> Iterator[tuple[int, tuple[int, Sample]]]:
+# A record of the shuffle: place in the order, and a sample; or, from each part, how many samples it sent there.
+_Dealt = tuple[int, Sample | int]
+
+
+def _scatter(index: int, samples: Iterable[Sample], seed: int, partitions: int) -> Iterator[tuple[int, _Dealt]]:
     """Deal samples out: each run of `partitions` of them goes to all partitions, in an order drawn anew."""
     rng = np.random.default_rng((seed, 1, index))
     targets: list[int] = []
+    sent = [0] * partitions
     for sample in samples:
         if not targets:
             targets = rng.permutation(partitions).tolist()
-        yield targets.pop(), (int(rng.integers(2**62)), sample)
+        target = targets.pop()
+        sent[target] += 1
+        yield target, (int(rng.integers(2**62)), sample)
+    for target, count in enumerate(sent):
+        yield target, (-1, count)
 
 
-def _in_drawn_order(records: Iterable[tuple[int, tuple[int, Sample]]]) -> Iterator[Sample]:
+def _in_drawn_order(records: Iterable[tuple[int, _Dealt]]) -> Iterator[Sample]:
+    samples, sent = [], 0
+    for _, (place, sample) in records:
+        if isinstance(sample, int):
+            sent += sample
+        else:
+            samples.append((place, sample.key, sample))
+    if len(samples) != sent:
+        raise SampleError(f"the shuffle lost samples: {sent} were sent to a partition, {len(samples)} arrived")
     # Blocks of a shuffle arrive in an order of their own each time.
-    ordered = sorted((record for _, record in records), key=lambda record: (record[0], record[1].key))
-    return (sample for _, sample in ordered)
+    samples.sort(key=lambda record: record[:2])
+    return (sample for _, _, sample in samples)

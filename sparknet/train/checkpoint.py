@@ -57,7 +57,7 @@ class Settings:
     side: int
     class_names: tuple[str, ...]
     counts: tuple[int, ...] = ()
-    origin: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

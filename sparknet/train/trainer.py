@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pyspark import SparkContext
@@ -95,7 +96,7 @@ def train(
     *,
     out: Path | None = None,
     resume: bool = False,
-    origin: Mapping[str, str | None] | None = None,
+    origin: Mapping[str, Any] | None = None,
     on_round: Callable[[RoundMetrics], None] | None = None,
 ) -> Result:
     """Train a network on cached images.

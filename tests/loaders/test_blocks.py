@@ -8,15 +8,18 @@ import pytest
 from pyspark import SparkContext
 
 from sparknet.errors import ConfigError, SampleError, SessionError, ShardError, SourceError
+from sparknet.loaders import blocks as blocks_module
 from sparknet.loaders.blocks import Block, Blocks, _build, cache, local_folder, written_whole
 from sparknet.loaders.decode import decode
 from sparknet.loaders.labels import Labels
 from sparknet.loaders.layouts import plan_source
+from sparknet.loaders.layouts.plan import Sample
 from sparknet.loaders.preprocess import resize
-from sparknet.loaders.samples import BadSample, Ledger, Samples, read_samples
+from sparknet.loaders.samples import BadLimit, BadSample, Image, Ledger, Samples, decode_samples, read_samples
 from tests.sets import SYNSETS, TinySet, jpeg, tar_bytes
 
 SIDE = 24
+NO_LIMIT = BadLimit(source="set", share=1, most=1000)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +124,7 @@ def test_bad_samples_are_named_and_the_good_ones_stay(sc: SparkContext, tmp_path
     del labels.by_key["7.JPEG"]  # type: ignore[attr-defined]
     samples = read_samples(sc, url, labels=labels)
     offsets = {sample.key: sample.offset for sample in samples.rdd.collect()}
-    blocks = cache(samples, SIDE)
+    blocks = cache(samples, SIDE, max_bad=0.5)
     bad = {sample.key: sample for sample in blocks.ledger.bad}
     assert (blocks.ledger.seen, blocks.ledger.good, len(blocks.ledger.bad)) == (8, 4, 4)
     assert bad["1.JPEG"] == BadSample("1.JPEG", url, offsets["1.JPEG"], "not an image in any format that Pillow knows")
@@ -138,9 +141,57 @@ def test_bad_samples_are_named_and_the_good_ones_stay(sc: SparkContext, tmp_path
     assert np.array_equal(blocks.mean_image(), good.mean(axis=0, dtype=np.float64).astype(np.float32))
 
 
+def set_with_bad(sc: SparkContext, folder: Path, good: int, bad: int) -> Samples:
+    members = {f"{i}.JPEG": jpeg(i, i % 3) if i >= bad else b"no image" for i in range(good + bad)}
+    return read_samples(sc, write_tar(folder, members), labels=labels_of(members))
+
+
+def test_as_many_bad_samples_as_are_allowed(sc: SparkContext, tmp_path: Path) -> None:
+    blocks = cache(set_with_bad(sc, tmp_path, good=18, bad=2), SIDE, max_bad=0.1)
+    assert (blocks.ledger.seen, blocks.ledger.good) == (20, 18)
+
+
+@pytest.mark.parametrize(
+    ("max_bad", "message"),
+    [
+        # 20 tar members of some 1.5 kB could be 83 of none: 2 of 20 are too many at the end only, 2 of 83 at once.
+        (0.09, r"2 of 20 samples are bad, more than 9\.00%; the first, 0\.JPEG \(.*, offset 512\): not an image"),
+        (0.01, r"1 of at most \d+ samples are bad, more than 1\.00%; the first, 0\.JPEG"),
+        (0, r"1 of at most \d+ samples are bad, more than 0\.00%"),
+    ],
+)
+def test_too_many_bad_samples(sc: SparkContext, tmp_path: Path, max_bad: float, message: str) -> None:
+    samples = set_with_bad(sc, tmp_path, good=18, bad=2)
+    persistent = sc._jsc.getPersistentRDDs().size()
+    with pytest.raises(SampleError, match=message) as raised:
+        cache(samples, SIDE, max_bad)
+    assert str(raised.value).startswith(f"{samples.source}: ")
+    assert str(raised.value).endswith("mend them, or allow more (--max-bad)")
+    assert sc._jsc.getPersistentRDDs().size() == persistent
+
+
+@pytest.mark.parametrize("max_bad", [-0.1, 1.1, float("nan")])
+def test_a_share_that_is_none(samples: Samples, max_bad: float) -> None:
+    with pytest.raises(ConfigError, match="max-bad is a share of the set, from 0 to 1, got"):
+        cache(samples, SIDE, max_bad)
+
+
+def test_a_pass_that_loses_a_sample_is_an_error(samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Good and bad are counted apart from what went in: a decoder that passes one over shows."""
+
+    def careless(records: Iterator[Sample]) -> Iterator[Image | BadSample]:
+        yield from (outcome for i, outcome in enumerate(decode_samples(records)) if i != 5)
+
+    records = samples.rdd.collect()
+    monkeypatch.setattr(blocks_module, "decode_samples", careless)
+    [block] = _build(0, records, SIDE, "careless", NO_LIMIT)
+    with pytest.raises(SampleError, match=rf"^set: {len(records)} samples went in, {len(records) - 1} good and 0 bad"):
+        block.ledger.check("set")
+
+
 def test_a_set_without_a_good_image_is_an_error(sc: SparkContext, tiny: TinySet, tmp_path: Path) -> None:
     with pytest.raises(SampleError, match=rf"^{tiny.val}: all 31 samples are bad; the first, .*: no label is given"):
-        cache(read_samples(sc, str(tiny.val)), SIDE)
+        cache(read_samples(sc, str(tiny.val)), SIDE, max_bad=1)
     with pytest.raises(SampleError, match=rf"^{tmp_path}/images.tar: holds no sample$"):
         cache(read_samples(sc, write_tar(tmp_path, {})), SIDE)
 
@@ -191,7 +242,7 @@ def test_a_file_that_is_missing_or_not_whole_is_made_again_to_the_bit(
 ) -> None:
     with monkeypatch.context() as builder:
         builder.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/builder")
-        [block] = _build(0, samples.rdd.collect(), SIDE, "set")
+        [block] = _build(0, samples.rdd.collect(), SIDE, "set", NO_LIMIT)
     before = block.images().copy()
     damaged = damage(block)
     images = damaged.images()
@@ -298,17 +349,17 @@ def test_attempts_at_the_same_block_do_not_disturb_each_other(samples: Samples, 
 
     def interrupted() -> Iterator[object]:
         yield from records[:10]
-        [block] = _build(3, records, SIDE, "set")  # the other attempt, from start to end, meanwhile
+        [block] = _build(3, records, SIDE, "set", NO_LIMIT)  # the other attempt, from start to end, meanwhile
         whole.append(block.images().copy())
         raise KeyError("killed")
 
     whole: list[np.ndarray] = []
     with pytest.raises(KeyError):
-        list(_build(3, interrupted(), SIDE, "set"))  # type: ignore[arg-type]
+        list(_build(3, interrupted(), SIDE, "set", NO_LIMIT))  # type: ignore[arg-type]
     [path] = elsewhere.iterdir()
     assert path.name == "set-00003.rgb"
     assert np.array_equal(np.fromfile(path, np.uint8).reshape(-1, SIDE, SIDE, 3), whole[0])
-    [again] = _build(3, records, SIDE, "set")
+    [again] = _build(3, records, SIDE, "set", NO_LIMIT)
     assert np.array_equal(again.images(), whole[0])
 
 

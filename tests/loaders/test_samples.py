@@ -1,7 +1,8 @@
+import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,9 @@ from pyspark import SparkContext
 
 from sparknet.errors import ConfigError, LabelError, SampleError, ShardError
 from sparknet.loaders.labels import Labels, read_labels
-from sparknet.loaders.layouts import plan_source
-from sparknet.loaders.layouts.plan import Sample
+from sparknet.loaders.layouts import LAYOUTS, plan_source, shards
+from sparknet.loaders.layouts.plan import Part, Sample
+from sparknet.loaders.layouts.tars import read_tar
 from sparknet.loaders.samples import (
     BadSample,
     Image,
@@ -25,6 +27,7 @@ from sparknet.loaders.samples import (
     decode_samples,
     read_samples,
 )
+from sparknet.loaders.source import list_files
 from sparknet.session import readable_errors
 from tests.loaders.test_source import Server, server
 from tests.sets import SYNSETS, TinySet, jpeg, tar_bytes
@@ -167,7 +170,7 @@ def test_a_shuffle_does_not_follow_from_which_task_ends_first(sc: SparkContext, 
 def test_a_shuffle_does_not_follow_from_spark(sc: SparkContext, tmp_path: Path) -> None:
     """The same dealt out in plain Python, whatever number of slots Spark has."""
     samples = read_samples(sc, write_shards(tmp_path, 5, 7))
-    dealt: list[list[tuple[int, tuple[int, Sample]]]] = [[] for _ in range(4)]
+    dealt: list[list[tuple[int, tuple[int, Sample | int]]]] = [[] for _ in range(4)]
     for index, part in enumerate(partitions_of(samples)):
         for target, record in _scatter(index, part, seed=9, partitions=4):
             dealt[target].append((target, record))
@@ -177,9 +180,33 @@ def test_a_shuffle_does_not_follow_from_spark(sc: SparkContext, tmp_path: Path) 
     assert keys_of(samples.shuffled(seed=9, partitions=4)) == expected
 
 
+def test_a_shuffle_that_loses_a_sample_is_an_error() -> None:
+    samples = [Sample(str(i), b"", None, "", i) for i in range(7)]
+    records = list(_scatter(0, samples, seed=1, partitions=1))
+    assert len(list(_in_drawn_order(records))) == 7
+    with pytest.raises(SampleError, match="the shuffle lost samples: 7 were sent to a partition, 6 arrived"):
+        list(_in_drawn_order(records[1:]))
+
+
+def lossy(part: Part) -> Iterator[Sample]:
+    return itertools.islice(read_tar(part), 1, None)
+
+
+def test_a_reader_that_loses_a_sample_is_an_error(
+    sc: SparkContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = write_shards(tmp_path, 2, 4)
+    plan = shards.plan(list_files(url))
+    assert plan is not None
+    monkeypatch.setitem(LAYOUTS, "lossy", lambda _: replace(plan, read=lossy))  # type: ignore[arg-type]
+    message = rf"^{url}/00\.tar: 3 samples from offset 0, 4 when it was listed$"
+    with pytest.raises(ShardError, match=message), readable_errors():
+        read_samples(sc, url, layout="lossy").rdd.count()
+
+
 def test_source_partitions_are_dealt_out_differently(tmp_path: Path) -> None:
     samples = [Sample(str(i), b"", None, "", i) for i in range(50)]
-    deals = [[target for target, _ in _scatter(index, samples, 1, 10)] for index in range(3)]
+    deals = [[target for target, (place, _) in _scatter(index, samples, 1, 10) if place >= 0] for index in range(3)]
     assert deals[0] != deals[1] != deals[2]
     for deal in deals:
         for start in range(0, 50, 10):

@@ -243,7 +243,7 @@ def blocks_with_bad(sc: SparkContext, tiny: TinySet, tmp_path: Path) -> Callable
         members |= {"n01503061_bad.JPEG": b"no image", "n01503061_cut.JPEG": jpeg(1, 0)[:200]}
         path = tmp_path / "ILSVRC2012_img_train.tar"
         path.write_bytes(tar_bytes({"n01503061.tar": tar_bytes(members)}))
-        return cache(read_samples(sc, str(path)).shuffled(0, 2), 16)
+        return cache(read_samples(sc, str(path)).shuffled(0, 2), 16, max_bad=0.5)
 
     return make
 

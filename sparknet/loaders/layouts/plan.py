@@ -32,7 +32,7 @@ class Part(NamedTuple):
         url: the file.
         start: first byte.
         length: number of bytes.
-        samples: how many samples the range must give; None where only reading it tells.
+        samples: how many samples the range must give, which is checked; None where only reading it tells.
         prefix: goes before the name of each sample to make its key.
         label: class index of every sample in the range; None where it differs or is unknown.
         end_mark: whether the range ends as a tar must.

@@ -1,13 +1,17 @@
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pyspark import SparkContext
 
 from sparknet.errors import ShardError
 from sparknet.loaders.layouts.plan import Part, Sample
 from sparknet.loaders.layouts.tars import divide, first_member, read_tar
+from sparknet.loaders.samples import _read_parts
 from sparknet.loaders.source import File
 from sparknet.loaders.tar import scan
+from sparknet.session import readable_errors
 from tests.sets import tar_bytes
 
 MIB = 1024 * 1024
@@ -82,15 +86,17 @@ def test_many_tars_are_a_part_each_and_not_looked_into(tmp_path: Path) -> None:
     assert [part.samples for part in divide(files[:7] + files[8:])] == [1] * 15
 
 
-def test_a_shard_that_lost_members_since_it_was_listed_is_found(tmp_path: Path) -> None:
+def test_a_shard_that_lost_members_since_it_was_listed_is_found(sc: SparkContext, tmp_path: Path) -> None:
     file = write(tmp_path, "x.tar", {str(i): bytes(300_000) for i in range(10)})
     parts = divide([file])
     assert [part.samples for part in parts] == [4, 4, 2]
     shorter = tar_bytes({str(i): bytes(300_000) for i in range(9)})
     Path(file.url).write_bytes(shorter + bytes(file.size - len(shorter)))
-    with pytest.raises(ShardError) as raised:
-        read_all(parts)
-    assert str(raised.value) == f"{file.url}: 1 members from offset {parts[2].start}, 2 when it was listed"
+    # Counting is read_samples' part: the tar itself is whole.
+    rdd = sc.parallelize(parts, 3).mapPartitions(partial(_read_parts, read=read_tar, labels=None))
+    with pytest.raises(ShardError) as raised, readable_errors():
+        rdd.count()
+    assert str(raised.value) == f"{file.url}: 1 samples from offset {parts[2].start}, 2 when it was listed"
 
 
 def test_a_shard_that_was_written_anew_is_found(tmp_path: Path) -> None:
