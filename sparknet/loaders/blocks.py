@@ -24,7 +24,7 @@ from sparknet.errors import ConfigError, SessionError
 from sparknet.loaders.decode import decode
 from sparknet.loaders.layouts.plan import Sample
 from sparknet.loaders.preprocess import resize, sum_images
-from sparknet.loaders.samples import BadLimit, BadSample, Ledger, Samples, decode_samples
+from sparknet.loaders.samples import BadLimit, BadSample, Counted, Ledger, Samples, decode_samples
 from sparknet.loaders.source import read_range
 from sparknet.session import readable_errors
 
@@ -229,11 +229,11 @@ def _local_disk(path: Path) -> Iterator[None]:
 
 def _build(index: int, samples: Iterable[Sample], side: int, set_id: str, limit: BadLimit) -> Iterator[Block]:
     path = local_folder() / f"{set_id}-{index:05d}.rgb"
-    seen, kept, bad = 0, [], []
+    kept, bad = [], []
+    counted = Counted(samples)
     url_index: dict[str, int] = {}
     with written_whole(path) as file:
-        for outcome in decode_samples(samples):
-            seen += 1
+        for outcome in decode_samples(counted):
             if isinstance(outcome, BadSample):
                 bad.append(outcome)
                 limit.check(bad)
@@ -253,7 +253,7 @@ def _build(index: int, samples: Iterable[Sample], side: int, set_id: str, limit:
         url_of=url_of.astype(np.int32),
         offsets=offsets,
         sizes=sizes,
-        ledger=Ledger(seen, len(kept), tuple(bad)),
+        ledger=Ledger(counted.seen, len(kept), tuple(bad)),
     )
 
 

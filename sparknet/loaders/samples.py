@@ -98,7 +98,7 @@ class BadLimit:
             of, first = f"at most {self.most:,}" if seen is None else f"{seen:,}", bad[0]
             raise SampleError(
                 f"{self.source}: {len(bad):,} of {of} samples are bad, more than {self.share:.2%}; the first, "
-                f"{first.key} ({first.url}, offset {first.offset}): {first.reason}; mend them, or allow more (--max-bad)"
+                f"{first.key} ({first.url}, offset {first.offset}): {first.reason}; mend them, or raise --max-bad"
             )
 
 
@@ -198,6 +198,23 @@ def read_samples(
         size=sum(part.length for part in plan.parts),
         _labels=broadcast,
     )
+
+
+class Counted(Iterator[Sample]):
+    """Samples on their way into a pass, and `seen`, how many have gone by.
+
+    Args:
+        samples: to pass on.
+    """
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self.seen = 0
+        self._samples = iter(samples)
+
+    def __next__(self) -> Sample:
+        sample = next(self._samples)
+        self.seen += 1
+        return sample
 
 
 def decode_samples(samples: Iterable[Sample], labelled: bool = True) -> Iterator[Image | BadSample]:

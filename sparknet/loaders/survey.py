@@ -15,7 +15,7 @@ from PIL import ImageDraw
 from sparknet.errors import RunError
 from sparknet.loaders.decode import decode
 from sparknet.loaders.layouts.plan import Sample
-from sparknet.loaders.samples import BadSample, Ledger, Samples, decode_samples
+from sparknet.loaders.samples import BadSample, Counted, Ledger, Samples, decode_samples
 from sparknet.session import readable_errors
 
 _THUMB = 96
@@ -97,13 +97,13 @@ def save_sheet(found: Survey, class_names: tuple[str, ...], path: Path) -> None:
 
 
 def _survey_part(samples: Iterable[Sample], thumbs: int) -> Iterator[Survey]:
-    seen = good = unlabelled = 0
+    good = unlabelled = 0
+    counted = Counted(samples)
     bad: list[BadSample] = []
     per_class: Counter[int] = Counter()
     sizes: Counter[tuple[int, int]] = Counter()
     kept: list[tuple[int, Sample]] = []
-    for outcome in decode_samples(samples, labelled=False):
-        seen += 1
+    for outcome in decode_samples(counted, labelled=False):
         if isinstance(outcome, BadSample):
             bad.append(outcome)
             continue
@@ -119,7 +119,7 @@ def _survey_part(samples: Iterable[Sample], thumbs: int) -> Iterator[Survey]:
             if len(kept) > thumbs:
                 heapq.heappop(kept)
     pictures = tuple(Thumb(-rank, _thumbnail(sample.data), sample.label) for rank, sample in kept)
-    yield Survey(Ledger(seen, good, tuple(bad)), unlabelled, per_class, sizes, pictures)
+    yield Survey(Ledger(counted.seen, good, tuple(bad)), unlabelled, per_class, sizes, pictures)
 
 
 def _add(one: Survey, other: Survey, thumbs: int) -> Survey:

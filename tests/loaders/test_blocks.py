@@ -166,7 +166,7 @@ def test_too_many_bad_samples(sc: SparkContext, tmp_path: Path, max_bad: float, 
     with pytest.raises(SampleError, match=message) as raised:
         cache(samples, SIDE, max_bad)
     assert str(raised.value).startswith(f"{samples.source}: ")
-    assert str(raised.value).endswith("mend them, or allow more (--max-bad)")
+    assert str(raised.value).endswith("mend them, or raise --max-bad")
     assert sc._jsc.getPersistentRDDs().size() == persistent
 
 
