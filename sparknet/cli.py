@@ -4,11 +4,14 @@ Heavy modules (pyspark, torch) are imported by the command that needs them: `spa
 """
 
 import json as json_module
+import logging
 import os
+import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import sparknet
-from sparknet.errors import ConfigError, SparkNetError
+from sparknet.errors import ConfigError, SparkNetError, StoppedError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -53,7 +56,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the stack trace of an error too.")] = False,
+) -> None:
+    if debug:
+        _shown.append("trace")
     if version:
         typer.echo(f"sparknet {sparknet.__version__}")
         raise typer.Exit
@@ -266,13 +274,24 @@ def evaluate(
     typer.echo(f"top-1 {scores.top1:.2%}, top-5 {scores.top5:.2%} of {scores.samples:,} images")
 
 
+# What main() is to show of an error besides its line.
+_shown: list[str] = []
+
+
 def main() -> None:
     """Run the command line; a mistake ends in one line on stderr and the exit status of its error."""
     try:
         app()
     except SparkNetError as error:
+        if "trace" in _shown:
+            traceback.print_exception(error)
         typer.echo(f"sparknet: {' '.join(str(error).split())}", err=True)
         sys.exit(error.exit_status)
+
+
+def _end_at_once(*_: object) -> None:
+    """End on a second Ctrl-C, whatever is still being put in order: the JVM ends when its stdin does."""
+    os._exit(StoppedError.exit_status)
 
 
 @contextmanager
@@ -291,10 +310,24 @@ def _spark(master: str | None, conf: list[str] | None, screen: "Console") -> "It
         screen.print("starting Spark")
     try:
         spark = start(master, log=log, conf={key: value for key, _, value in pairs})
+        # PySpark's own handler talks to the JVM, which a terminal's Ctrl-C reaches and ends too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for name in (None, "py4j"):  # py4j logs the interruption of a call, with a stack trace
+            logging.getLogger(name).addFilter(lambda record: "while sending command" not in record.getMessage())
         try:
             yield spark.sparkContext
-        finally:
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, _end_at_once)
+            with suppress(Exception):
+                spark.stop()
+            raise
+        except BaseException:
             spark.stop()
+            raise
+        spark.stop()
+    except KeyboardInterrupt:
+        log.unlink(missing_ok=True)
+        raise StoppedError("stopped") from None
     except SparkNetError as error:
         # A person's mistake is told in full by its own line.
         if error.exit_status == 2:

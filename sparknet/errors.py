@@ -11,6 +11,12 @@ class SparkNetError(Exception):
     exit_status = 1
 
 
+class StoppedError(SparkNetError):
+    """A person pressed Ctrl-C."""
+
+    exit_status = 130  # what a shell gives for SIGINT
+
+
 class ConfigError(SparkNetError, ValueError):
     """An option or an argument that cannot be meant."""
 
