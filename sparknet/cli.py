@@ -11,7 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -289,11 +289,6 @@ def main() -> None:
         sys.exit(error.exit_status)
 
 
-def _end_at_once(*_: object) -> None:
-    """End on a second Ctrl-C, whatever is still being put in order: the JVM ends when its stdin does."""
-    os._exit(StoppedError.exit_status)
-
-
 @contextmanager
 def _spark(master: str | None, conf: list[str] | None, screen: "Console") -> "Iterator[SparkContext]":
     """Start Spark for a command and stop it after. What its JVM prints is kept only if the command fails."""
@@ -308,37 +303,48 @@ def _spark(master: str | None, conf: list[str] | None, screen: "Console") -> "It
     log = Path(name)
     if screen.is_terminal:
         screen.print("starting Spark")
+    pressed = _Interrupts()
     try:
         spark = start(master, log=log, conf={key: value for key, _, value in pairs})
-        # PySpark's own handler talks to the JVM, which a terminal's Ctrl-C reaches and ends too.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for name in (None, "py4j"):  # py4j logs the interruption of a call, with a stack trace
-            logging.getLogger(name).addFilter(lambda record: "while sending command" not in record.getMessage())
+        signal.signal(signal.SIGINT, pressed)  # PySpark has put a handler of its own there
         try:
             yield spark.sparkContext
-        except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, _end_at_once)
-            with suppress(Exception):
+        finally:
+            # A terminal's Ctrl-C ends the JVM too.
+            with suppress(Exception) if pressed.count else nullcontext():
                 spark.stop()
-            raise
-        except BaseException:
-            spark.stop()
-            raise
-        spark.stop()
-    except KeyboardInterrupt:
-        log.unlink(missing_ok=True)
-        raise StoppedError("stopped") from None
-    except SparkNetError as error:
-        # A person's mistake is told in full by its own line.
-        if error.exit_status == 2:
+    except BaseException as error:
+        # A person's mistake, or will, is told in full by its own line.
+        if pressed.count or (isinstance(error, SparkNetError) and error.exit_status == 2):
             log.unlink(missing_ok=True)
         else:
             typer.echo(f"Spark's log is {log}", err=True)
-        raise
-    except BaseException:
-        typer.echo(f"Spark's log is {log}", err=True)
+        if pressed.count:
+            # Interrupted, py4j goes on to fail at whatever it does next.
+            raise StoppedError("stopped") from error
         raise
     log.unlink(missing_ok=True)
+
+
+class _Interrupts:
+    """Handles SIGINT: the first is a KeyboardInterrupt; the second ends at once, whatever is being put in order."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        signal.signal(signal.SIGINT, self)
+        # py4j logs the interruption of a call, in two places, with stack traces.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        logging.getLogger().addFilter(_is_no_interruption)
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1
+        if self.count > 1:
+            os._exit(StoppedError.exit_status)  # the JVM ends when its stdin does
+        raise KeyboardInterrupt
+
+
+def _is_no_interruption(record: logging.LogRecord) -> bool:
+    return "KeyboardInterrupt while sending command" not in record.getMessage()
 
 
 def _config(net: str, given: dict[str, Any]) -> "TrainConfig":
