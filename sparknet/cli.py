@@ -186,8 +186,8 @@ def train(
         given_too = _given(context) - {"resume", "rounds", "master", "conf", "json"}
         if given_too:
             raise ConfigError(
-                f"--resume takes all settings from {resume}; beside it, only --rounds may be given, not "
-                f"{', '.join(sorted(given_too))}"
+                f"--resume takes all settings from {resume}; beside it, only --rounds, --master, --conf and --json may "
+                f"be given, not {', '.join(_as_typed(context, given_too))}"
             )
         settings = checkpoint.load_settings(resume)
         config = replace(settings.config, rounds=rounds) if "rounds" in _given(context) else settings.config
@@ -403,6 +403,15 @@ def _given(context: typer.Context) -> set[str]:
     """Name the parameters that were given on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def _as_typed(context: typer.Context, names: set[str]) -> list[str]:
+    """Name parameters as the command line does: `--lr`, not `base_lr`."""
+    return sorted(
+        parameter.opts[0] if parameter.param_type_name == "option" else str(parameter.name).upper()
+        for parameter in context.command.params
+        if parameter.name in names
+    )
 
 
 def _print_json(result: dict[str, Any]) -> None:

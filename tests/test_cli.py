@@ -23,7 +23,7 @@ from sparknet.train import checkpoint
 from sparknet.train.config import SolverConfig, TrainConfig
 from sparknet.train.models import published
 from tests.sets import SYNSETS, TinySet, jpeg, tar_bytes
-from tests.train.test_checkpoint import run_of
+from tests.train.test_checkpoint import write
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,7 +82,7 @@ def test_train_gives_its_result_as_json(own_run: tuple[Path, dict[str, Any]]) ->
     assert 1 / 3 < result["top1"] <= result["top5"] == 1
     assert result["images_per_s"] == pytest.approx(result["images"] / result["seconds"], rel=0.05)
     assert logs(folder) == []
-    config = checkpoint.load(folder / "run").config
+    config = checkpoint.load(folder / "run").settings.config
     assert config == TrainConfig(
         net="own_net:build",
         crop=14,
@@ -233,11 +233,12 @@ def test_an_unknown_network(fails: Callable[..., str], tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_a_run(fails: Callable[..., str], tmp_path: Path) -> None:
-    checkpoint.create_folder(tmp_path, ())
-    checkpoint.save(run_of(), tmp_path)
+    write(tmp_path)
     before = (tmp_path / "config.json").read_bytes()
     line = fails("train", "x.tar", "--net", "lenet", "--out", tmp_path)
-    assert line == f"{tmp_path}: holds another run already; name a new folder, or remove that one"
+    assert line == (
+        f"{tmp_path}: holds another run already; name a new folder, or go on with that one (--resume {tmp_path})"
+    )
     assert (tmp_path / "config.json").read_bytes() == before
 
 
@@ -256,6 +257,8 @@ def test_a_file_for_a_folder(fails: Callable[..., str], tmp_path: Path) -> None:
         ("--batch 0", "batch must be at least 1, got 0"),
         ("--crop 0", "crop must be at least 1, got 0"),
         ("--test-every 0", "test-every must be at least 1, got 0"),
+        ("--checkpoint-every 0", "checkpoint-every must be at least 1, got 0"),
+        ("--keep-checkpoints 0", "keep-checkpoints must be at least 1, got 0"),
         ("--threads 0", "threads must be at least 1, got 0"),
         ("--seed -1", "seed must be from 0 up to 2^64, got -1"),
         ("--lr 0", "lr must be above 0 and finite, got 0.0"),
@@ -278,16 +281,57 @@ def test_options_that_cannot_be_meant(words: str, message: str, fails: Callable[
     assert fails("train", "x.tar", "--net", "lenet", "--out", tmp_path / "run", *words.split()) == message
 
 
+@pytest.mark.parametrize("words", ["", "x.tar", "x.tar --net lenet", "x.tar --out run", "--net lenet --out run"])
+def test_train_needs_a_source_a_network_and_a_folder(words: str, fails: Callable[..., str]) -> None:
+    assert fails("train", *words.split()) == "train needs SOURCE, --net and --out; or --resume RUN"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--lr 1", "--lr"),
+        ("--tau 10", "--tau"),  # even where it is what the run was begun with
+        ("x.tar", "SOURCE"),
+        ("--no-mean --rounds 9 --step-value 3 --workers 1", "--mean, --step-value, --workers"),
+        ("--out other", "--out"),
+    ],
+)
+def test_a_run_is_resumed_with_its_own_settings(
+    words: str, named: str, fails: Callable[..., str], tmp_path: Path
+) -> None:
+    write(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert fails("train", "--resume", tmp_path, *words.split()) == (
+        f"--resume takes all settings from {tmp_path}; beside it, only --rounds, --master, --conf and --json may be "
+        f"given, not {named}"
+    )
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_resuming_no_run_or_a_damaged_one(fails: Callable[..., str], tmp_path: Path) -> None:
+    for name in (tmp_path, tmp_path / "absent"):
+        line = fails("train", "--resume", name)
+        assert line == f"{name}: holds no run; name the folder that `sparknet train` was given as --out"
+    assert not (tmp_path / "absent").exists()
+    (tmp_path / "config.json").write_text("[]")
+    assert fails("train", "--resume", tmp_path).startswith(f"{tmp_path}/config.json: damaged: TypeError: ")
+
+
+def test_resuming_with_fewer_than_one_round(fails: Callable[..., str], tmp_path: Path) -> None:
+    write(tmp_path)
+    assert fails("train", "--resume", tmp_path, "--rounds", 0) == "rounds must be at least 1, got 0"
+
+
 def test_evaluate_of_no_run_or_a_damaged_one(fails: Callable[..., str], tmp_path: Path) -> None:
     line = fails("evaluate", tmp_path, "x.tar")
     assert line == f"{tmp_path}: holds no run; name the folder that `sparknet train` was given as --out"
     (tmp_path / "config.json").write_text("{\n\n?")
-    assert fails("evaluate", tmp_path, "x.tar").startswith(f"{tmp_path}: a damaged run: JSONDecodeError: ")
+    assert fails("evaluate", tmp_path, "x.tar").startswith(f"{tmp_path}/config.json: damaged: JSONDecodeError: ")
 
 
 @pytest.mark.parametrize(
     "words",
-    [["train"], ["train", "x.tar"], ["train", "x.tar", "--net", "lenet"], ["fly"], ["inspect", "x.tar", "--tau", "1"]],
+    [["inspect"], ["evaluate", "run"], ["train", "x.tar", "--tau", "two"], ["fly"], ["inspect", "x.tar", "--tau", "1"]],
     ids=" ".join,
 )
 def test_usage_errors_are_typers(words: list[str]) -> None:
@@ -371,18 +415,19 @@ def test_what_is_not_given_is_published_and_workers_are_the_slots(
     assert first.startswith("1 rounds and 128 images in ")
     assert second == f"run         {tmp_path}/run"
     expected = replace(published("lenet"), workers=2, tau=1, rounds=1)
-    assert checkpoint.load(tmp_path / "run").config == expected
+    assert checkpoint.load(tmp_path / "run").settings.config == expected
 
 
 def test_every_option_reaches_the_run(command: Callable[..., tuple[str, str]], tiny: TinySet, tmp_path: Path) -> None:
     words = f"""train {tiny.train} --val {tiny.val} --val-labels {tiny.val_txt} --layout ilsvrc --net cifar10_quick
         --side 20 --crop 16 --workers 1 --tau 2 --rounds 3 --batch 4 --lr 0.002 --momentum 0.8 --weight-decay 0.003
         --lr-policy multistep --gamma 0.2 --power 2 --step-size 7 --step-value 2 --step-value 5 --max-iterations 11
-        --momentum-mode averaged --mirror --no-mean --scale 0.5 --seed 4 --test-every 2 --threads 2 --device auto
+        --momentum-mode averaged --mirror --no-mean --scale 0.5 --seed 4 --test-every 2 --checkpoint-every 2
+        --keep-checkpoints 1 --threads 2 --device auto
         --out {tmp_path}/run"""
     out, err = command(*words.split())
     run = checkpoint.load(tmp_path / "run")
-    assert run.config == TrainConfig(
+    assert run.settings.config == TrainConfig(
         net="cifar10_quick",
         crop=16,
         batch=4,
@@ -395,6 +440,8 @@ def test_every_option_reaches_the_run(command: Callable[..., tuple[str, str]], t
         subtract_mean=False,
         scale=0.5,
         test_every=2,
+        checkpoint_every=2,
+        keep_checkpoints=1,
         threads=2,
         device="auto",
         solver=SolverConfig(
@@ -409,7 +456,7 @@ def test_every_option_reaches_the_run(command: Callable[..., tuple[str, str]], t
             max_iterations=11,
         ),
     )
-    assert (run.side, run.class_names, run.mean) == (20, SYNSETS, None)
+    assert (run.settings.side, run.settings.class_names, run.mean) == (20, SYNSETS, None)
     top1 = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["top1"]
     assert out.startswith(f"top-1 {top1:.2%}, top-5 100.00%, after 3 rounds and 24 images in ")
     assert [line.split("  ")[0] for line in err.splitlines()] == ["round 2/3", "round 3/3"]
@@ -431,7 +478,7 @@ def test_bad_samples_are_told_and_named_in_the_run_and_poly_ends_with_it(
     [line] = (tmp_path / "run" / "bad_samples.jsonl").read_text().splitlines()
     assert json.loads(line)["key"].endswith("a_bad.JPEG")
 
-    assert checkpoint.load(tmp_path / "run").config.solver.max_iterations == 4
+    assert checkpoint.load(tmp_path / "run").settings.config.solver.max_iterations == 4
     rates = [json.loads(line)["rate"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rates == pytest.approx([0.0075, 0.0025])
 

@@ -232,26 +232,39 @@ def save(checkpoint: Checkpoint, out: Path, keep: int) -> None:
         "images": checkpoint.images,
         "seconds": checkpoint.seconds,
         "scores": dataclasses.asdict(checkpoint.scores) if checkpoint.scores else None,
-        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
-    files[_STATE] = (json.dumps(state, indent=1) + "\n").encode()
+    sums = {name: _sum(data) for name, data in files.items()} | {_STATE: _sum(json.dumps(state).encode())}
+    files[_STATE] = (json.dumps(state | {"sha256": sums}, indent=1) + "\n").encode()
     folder = out / _CHECKPOINTS / f"round-{checkpoint.rounds:08d}"
-    beside = folder.with_name(f"{folder.name}.part")
+    beside = _beside(folder)
     try:
-        shutil.rmtree(beside, ignore_errors=True)
+        for stale in folder.parent.glob("*.part"):  # of a run that was killed
+            shutil.rmtree(stale)
         beside.mkdir(parents=True)
         for name, data in files.items():
             _write(beside / name, data)
         if folder.exists():
-            shutil.rmtree(folder)  # damaged, or the run would have gone on from it
+            _remove(folder)  # damaged, or the run would have gone on from it
         beside.replace(folder)
         _write(out / _WEIGHTS, files[_WEIGHTS])
         for old in _folders(out)[keep:]:
-            shutil.rmtree(old)
+            _remove(old)
     except OSError as error:
         raise _unwritable(out, error) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def save_weights(weights: WeightCollection, out: Path) -> None:
+    """Make weights the run's, where those of its folder are missing or of another round.
+
+    Raises:
+        RunError: they cannot be written.
+    """
+    try:
+        _write(out / _WEIGHTS, serialize(dict(weights), metadata=_order(weights)))
+    except OSError as error:
+        raise _unwritable(out, error) from error
 
 
 def newest(out: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -265,7 +278,7 @@ def newest(out: Path) -> tuple[Checkpoint | None, list[str]]:
         try:
             return _read(folder), damaged
         except _DAMAGE as error:
-            damaged.append(f"{folder}: damaged: {' '.join(str(error).split())}")
+            damaged.append(f"{folder}: damaged: {type(error).__name__}: {' '.join(str(error).split())}")
     return None, damaged
 
 
@@ -295,9 +308,10 @@ def _folders(out: Path) -> list[Path]:
 
 def _read(folder: Path) -> Checkpoint:
     state: dict[str, Any] = json.loads((folder / _STATE).read_text())
-    files = {name: (folder / name).read_bytes() for name in state["sha256"]}
-    for name, data in files.items():
-        if hashlib.sha256(data).hexdigest() != state["sha256"][name]:
+    sums: dict[str, str] = state.pop("sha256")
+    files = {name: (folder / name).read_bytes() for name in sums if name != _STATE}
+    for name, data in (files | {_STATE: json.dumps(state).encode()}).items():
+        if _sum(data) != sums[name]:
             raise ValueError(f"{name} is not what was written (its SHA-256 differs)")
     momentum = deserialize(files[_MOMENTUM]) if _MOMENTUM in files else {}
     return Checkpoint(
@@ -308,6 +322,10 @@ def _read(folder: Path) -> Checkpoint:
         momentum=tuple(momentum[name] for name in sorted(momentum)),
         scores=Scores(**state["scores"]) if state["scores"] else None,
     )
+
+
+def _sum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _order(weights: WeightCollection) -> dict[str, str]:
@@ -328,8 +346,19 @@ def _unwritable(out: Path, error: OSError) -> RunError:
     return RunError(f"{error.filename or out}: cannot be written: {error.strerror or error}")
 
 
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
+
+
+def _remove(folder: Path) -> None:
+    # Renamed first: a run that is killed here must not leave half a checkpoint under a real name.
+    gone = folder.with_name(f"{folder.name}.old.part")
+    folder.replace(gone)
+    shutil.rmtree(gone)
+
+
 def _write(path: Path, data: bytes) -> None:
-    beside = path.with_name(f"{path.name}.part")
+    beside = _beside(path)
     try:
         with beside.open("wb") as file:
             file.write(data)

@@ -91,6 +91,7 @@ class RoundProgress:
         )
         self._bar = self._progress.add_task("round", total=rounds, numbers="starting workers")
         self._rounds = rounds
+        self._seen = 0
         self._seconds = self._training = self._communicating = 0.0
 
     def __enter__(self) -> "RoundProgress":
@@ -102,10 +103,12 @@ class RoundProgress:
 
     def __call__(self, metrics: RoundMetrics) -> None:
         """Take in a finished round."""
+        self._seen += 1
         self._seconds += metrics.seconds
         self._training += metrics.compute_s + metrics.data_s
         self._communicating += metrics.communicate_s
-        speed = metrics.images / self._seconds
+        # All rounds have as many images; those before a resumption took none of these seconds.
+        speed = metrics.images / metrics.round * self._seen / self._seconds
         self._progress.update(
             self._bar,
             completed=metrics.round,

@@ -247,13 +247,16 @@ def _resumed(
                 f"{len(settings.class_names)} now, or otherwise divided; give the set that it was begun with"
             )
     found, damaged = checkpoint.newest(out)
-    for line in damaged:
-        _log.warning("%s; the one before it is used", line)
     state = found or fresh
+    for line in damaged:
+        _log.warning("%s; going on from round %d", line, state.rounds)
     if state.rounds > settings.config.rounds:
         raise ConfigError(f"{out}: {state.rounds} rounds are done, more than the {settings.config.rounds} asked for")
     fresh.weights.check_like(state.weights)
     checkpoint.trim_metrics(out, state.rounds)
+    if found:
+        # A run that was killed between writing its last checkpoint and these would never write them again.
+        checkpoint.save_weights(found.weights, out)
     checkpoint.save_settings(dataclasses.replace(settings, origin=began.origin), out)
     return state, checkpoint.load_mean(began, out)
 

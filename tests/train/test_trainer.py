@@ -100,12 +100,12 @@ def test_it_learns(finished: Finished) -> None:
 def test_what_is_saved_is_what_was_last_evaluated(finished: Finished, val_blocks: Blocks) -> None:
     result, _, out = finished
     run = checkpoint.load(out)
-    assert run.config == CONFIG
-    assert run.side == 16
-    assert run.class_names == val_blocks.class_names
+    assert run.settings.config == CONFIG
+    assert run.settings.side == 16
+    assert run.settings.class_names == val_blocks.class_names
     assert run.weights.flat.tobytes() == result.run.weights.flat.tobytes()
     assert run.mean is not None
-    assert evaluate(val_blocks, run.weights, run.mean, run.config, 3) == result.scores
+    assert evaluate(val_blocks, run.weights, run.mean, run.settings.config, 3) == result.scores
     assert (out / "bad_samples.jsonl").read_text() == ""
 
 

@@ -71,9 +71,9 @@ def shares_of(blocks: Blocks, workers: int) -> list[list[Block]]:
 
 
 def rounds_of(exchange: SparkExchange, config: TrainConfig) -> Iterator[Round]:
-    weights, momentum = fresh(config).get_weights().copy(), None
+    weights, momentum = fresh(config).get_weights().copy(), tuple[np.ndarray, ...]()
     for number in range(config.rounds):
-        done = exchange.train(number, weights, momentum)
+        done = exchange.train(number, weights, momentum, collect_momentum=False)
         weights, momentum = done.weights, done.momentum
         yield done
 
@@ -107,10 +107,10 @@ def test_two_workers_through_spark_are_two_workers_in_one_process(
         assert done.weights.flat.dtype == state.weights.dtype
         np.testing.assert_array_equal(done.weights.flat, state.weights)
         if config.momentum_mode == "averaged":
-            assert done.momentum is not None
-            np.testing.assert_array_equal(done.momentum, state.momenta[0])
+            [momentum] = done.momentum
+            np.testing.assert_array_equal(momentum, state.momenta[0])
         else:
-            assert done.momentum is None
+            assert done.momentum == ()
         assert [report.samples for report in done.reports] == [21, 21]
         assert not any(report.momentum_lost for report in done.reports)
         seen.add(done.weights.flat.tobytes())
@@ -139,6 +139,46 @@ def test_the_modes_of_momentum_differ_from_the_second_round_on(shares: list[list
     assert len({rounds[1] for rounds in after}) == 3
 
 
+def test_kept_momentum_comes_back_where_asked_and_goes_out_again(
+    shares: list[list[Block]],
+    mean: np.ndarray,
+    executor_folder: Path,
+    exchange_of: Callable[[TrainConfig], SparkExchange],
+) -> None:
+    exchange, state = exchange_of(CONFIG), start(CONFIG)
+    weights = fresh(CONFIG).get_weights().copy()
+    for number in range(2):
+        done = exchange.train(number, weights, (), collect_momentum=number == 1)
+        state, weights = next_round(state, number, shares, CONFIG, mean), done.weights
+    assert len(done.momentum) == 2
+    for mine, theirs in zip(done.momentum, state.momenta, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert not np.array_equal(*done.momentum)
+
+    # Another exchange is another run to the executors: none of the first one's files is there for it.
+    again = exchange_of(CONFIG)
+    resumed = again.train(2, weights, done.momentum, collect_momentum=False)
+    state = next_round(state, 2, shares, CONFIG, mean)
+    np.testing.assert_array_equal(resumed.weights.flat, state.weights)
+    assert [report.momentum_lost for report in resumed.reports] == [False, False]
+    # From then on each worker has its own.
+    resumed = again.train(3, resumed.weights, (), collect_momentum=True)
+    state = next_round(state, 3, shares, CONFIG, mean)
+    np.testing.assert_array_equal(resumed.weights.flat, state.weights)
+    assert [report.momentum_lost for report in resumed.reports] == [False, False]
+    np.testing.assert_array_equal(resumed.momentum, state.momenta)
+    assert len(list(executor_folder.glob(f"{again._run_id}-momentum-*"))) == 4
+
+
+@pytest.mark.parametrize(("mode", "count"), [("reset", 0), ("averaged", 1)])
+def test_the_other_modes_bring_back_no_more_where_asked(
+    mode: Any, count: int, exchange_of: Callable[[TrainConfig], SparkExchange]
+) -> None:
+    config = replace(CONFIG, momentum_mode=mode)
+    done = exchange_of(config).train(0, fresh(config).get_weights().copy(), (), collect_momentum=True)
+    assert [len(momentum) for momentum in done.momentum] == [len(fresh(config).get_momentum())] * count
+
+
 @pytest.mark.parametrize("net", ["tests.train.networks:plain", "cifar10_quick", "lenet"])
 def test_one_worker_is_plain_sgd(
     net: str, train_blocks: Blocks, mean: np.ndarray, exchange_of: Callable[[TrainConfig], SparkExchange]
@@ -155,7 +195,7 @@ def test_the_same_round_again_gives_the_same_bits(exchange_of: Callable[[TrainCo
     config = replace(CONFIG, net="tests.train.networks:dropout", rounds=3)
     exchange = exchange_of(config)
     first, second, third = rounds_of(exchange, config)
-    again = exchange.train(2, second.weights, second.momentum)
+    again = exchange.train(2, second.weights, second.momentum, collect_momentum=False)
     assert again.weights.flat.tobytes() == third.weights.flat.tobytes()
     assert [report.loss for report in again.reports] == [report.loss for report in third.reports]
     assert first.weights.flat.tobytes() != third.weights.flat.tobytes()
@@ -170,13 +210,13 @@ def test_lost_momentum_is_reported_and_begins_from_zero(
     exchange, state = exchange_of(CONFIG), start(CONFIG)
     weights = fresh(CONFIG).get_weights().copy()
     for number in range(2):
-        weights = exchange.train(number, weights, None).weights
+        weights = exchange.train(number, weights, (), collect_momentum=False).weights
         state = next_round(state, number, shares, CONFIG, mean)
     [file] = executor_folder.glob(f"{exchange._run_id}-momentum-1-2.npy")
     np.testing.assert_array_equal(np.load(file), state.momenta[1])
     file.unlink()
 
-    done = exchange.train(2, weights, None)
+    done = exchange.train(2, weights, (), collect_momentum=False)
     assert [report.momentum_lost for report in done.reports] == [False, True]
     intact = next_round(state, 2, shares, CONFIG, mean).weights
     state.momenta[1] = None
@@ -184,7 +224,7 @@ def test_lost_momentum_is_reported_and_begins_from_zero(
     np.testing.assert_array_equal(done.weights.flat, state.weights)
     assert not np.array_equal(done.weights.flat, intact)
 
-    done = exchange.train(3, done.weights, None)
+    done = exchange.train(3, done.weights, (), collect_momentum=False)
     assert [report.momentum_lost for report in done.reports] == [False, False]
     np.testing.assert_array_equal(done.weights.flat, next_round(state, 3, shares, CONFIG, mean).weights)
 
@@ -225,10 +265,10 @@ def test_each_worker_counts_by_its_samples(
     results += [report(30), *pieces([4, 8, 0], [1, 0], size=size)]
     results += [report(10), *pieces([0, 0, 4], [1, 4], size=size)]
     exchange._shares = Prepared(sc, results)  # type: ignore[assignment]
-    done = exchange.train(0, WeightCollection({"w": (3,)}), np.zeros(2, np.float32))
+    done = exchange.train(0, WeightCollection({"w": (3,)}), (np.zeros(2, np.float32),), collect_momentum=False)
     assert done.weights["w"].tolist() == [3, 6, 1]
-    assert done.momentum is not None
-    assert done.momentum.tolist() == [1, 1]
+    [momentum] = done.momentum
+    assert momentum.tolist() == [1, 1]
     assert [item.samples for item in done.reports] == [30, 10]
 
 
@@ -262,7 +302,7 @@ def test_a_failed_round_leaves_no_broadcast_behind(
     exchange._shares = Prepared(sc, PySparkException("a worker is lost"))  # type: ignore[assignment]
     broadcasts = sorted(Path(sc._temp_dir).iterdir())
     with pytest.raises(PySparkException, match="a worker is lost"):
-        exchange.train(0, WeightCollection({"w": (3,)}), None)
+        exchange.train(0, WeightCollection({"w": (3,)}), (), collect_momentum=False)
     assert sorted(Path(sc._temp_dir).iterdir()) == broadcasts
 
 
