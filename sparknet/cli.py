@@ -4,14 +4,8 @@ Heavy modules (pyspark, torch) are imported by the command that needs them: `spa
 """
 
 import json as json_module
-import logging
-import os
-import signal
 import sys
-import tempfile
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import sparknet
-from sparknet.errors import ConfigError, SparkNetError, StoppedError
+from sparknet.errors import ConfigError, SparkNetError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -79,11 +73,12 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Read and decode every sample of SOURCE: layout, counts, classes, bad samples."""
+    from sparknet.command import running_spark
     from sparknet.loaders.survey import save_sheet, survey
     from sparknet.train.report import console, spark_progress
 
     screen = console()
-    with _spark(master, conf, screen) as sc:
+    with running_spark(master, conf, screen) as sc:
         samples = _read(sc, source, layout, labels, devkit_ids)
         with spark_progress(sc, "reading and decoding", screen):
             found = survey(samples, thumbs=50 if sheet else 0)
@@ -175,6 +170,7 @@ def train(
     json: Json = False,
 ) -> None:
     """Train a network on SOURCE. Settings that are not given are the network's published ones."""
+    from sparknet.command import running_spark
     from sparknet.session import ship_module, worker_slots
     from sparknet.train import checkpoint
     from sparknet.train.report import RoundProgress, console
@@ -199,7 +195,7 @@ def train(
         settings = checkpoint.Settings(config=config, side=side, class_names=(), origin=_origin(context.params))
     folder = resume or out
     from_, screen = settings.origin, console()
-    with _spark(master, conf, screen) as sc:
+    with running_spark(master, conf, screen) as sc:
         if workers is None and resume is None:
             config = replace(config, workers=worker_slots(sc))
         if ":" in config.net:
@@ -251,6 +247,7 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Score a trained network on every image of SOURCE: top-1, top-5."""
+    from sparknet.command import running_spark
     from sparknet.session import ship_module
     from sparknet.train import checkpoint
     from sparknet.train.evaluate import evaluate as score
@@ -260,7 +257,7 @@ def evaluate(
     trained = checkpoint.load(run)
     settings = trained.settings
     screen = console()
-    with _spark(master, conf, screen) as sc:
+    with running_spark(master, conf, screen) as sc:
         if ":" in settings.config.net:
             ship_module(sc, settings.config.net.partition(":")[0])
         samples = _read(sc, source, layout, labels, devkit_ids, settings.class_names)
@@ -287,64 +284,6 @@ def main() -> None:
             traceback.print_exception(error)
         typer.echo(f"sparknet: {' '.join(str(error).split())}", err=True)
         sys.exit(error.exit_status)
-
-
-@contextmanager
-def _spark(master: str | None, conf: list[str] | None, screen: "Console") -> "Iterator[SparkContext]":
-    """Start Spark for a command and stop it after. What its JVM prints is kept only if the command fails."""
-    from sparknet.session import start
-
-    pairs = [pair.partition("=") for pair in conf or ()]
-    for key, equals, _ in pairs:
-        if not key or not equals:
-            raise ConfigError(f"--conf takes KEY=VALUE, got {key + equals!r}")
-    handle, name = tempfile.mkstemp(prefix="sparknet-", suffix=".log")
-    os.close(handle)
-    log = Path(name)
-    if screen.is_terminal:
-        screen.print("starting Spark")
-    pressed = _Interrupts()
-    try:
-        spark = start(master, log=log, conf={key: value for key, _, value in pairs})
-        signal.signal(signal.SIGINT, pressed)  # PySpark has put a handler of its own there
-        try:
-            yield spark.sparkContext
-        finally:
-            # A terminal's Ctrl-C ends the JVM too.
-            with suppress(Exception) if pressed.count else nullcontext():
-                spark.stop()
-    except BaseException as error:
-        # A person's mistake, or will, is told in full by its own line.
-        if pressed.count or (isinstance(error, SparkNetError) and error.exit_status == 2):
-            log.unlink(missing_ok=True)
-        else:
-            typer.echo(f"Spark's log is {log}", err=True)
-        if pressed.count:
-            # Interrupted, py4j goes on to fail at whatever it does next.
-            raise StoppedError("stopped") from error
-        raise
-    log.unlink(missing_ok=True)
-
-
-class _Interrupts:
-    """Handles SIGINT: the first is a KeyboardInterrupt; the second ends at once, whatever is being put in order."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        signal.signal(signal.SIGINT, self)
-        # py4j logs the interruption of a call, in two places, with stack traces.
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)
-        logging.getLogger().addFilter(_is_no_interruption)
-
-    def __call__(self, *_: object) -> None:
-        self.count += 1
-        if self.count > 1:
-            os._exit(StoppedError.exit_status)  # the JVM ends when its stdin does
-        raise KeyboardInterrupt
-
-
-def _is_no_interruption(record: logging.LogRecord) -> bool:
-    return "KeyboardInterrupt while sending command" not in record.getMessage()
 
 
 def _config(net: str, given: dict[str, Any]) -> "TrainConfig":

@@ -1,0 +1,83 @@
+"""Around a command of the command line: Spark started and stopped, its log, Ctrl-C."""
+
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+import typer
+from pyspark import SparkContext
+from rich.console import Console
+
+from sparknet.errors import ConfigError, SparkNetError, StoppedError
+from sparknet.session import start
+
+
+@contextmanager
+def running_spark(master: str | None, conf: Sequence[str] | None, screen: Console) -> Iterator[SparkContext]:
+    """Start Spark for a command and stop it after; what its JVM prints is kept only if the command fails.
+
+    Args:
+        master: Spark's master URL; the default one where None.
+        conf: Spark's settings, `KEY=VALUE` each.
+        screen: to say so on.
+
+    Raises:
+        ConfigError: a setting is of another form.
+        StoppedError: Ctrl-C was pressed.
+        JavaError, SessionError: as for `sparknet.session.start`.
+    """
+    pairs = [pair.partition("=") for pair in conf or ()]
+    for key, equals, _ in pairs:
+        if not key or not equals:
+            raise ConfigError(f"--conf takes KEY=VALUE, got {key + equals!r}")
+    handle, name = tempfile.mkstemp(prefix="sparknet-", suffix=".log")
+    os.close(handle)
+    log = Path(name)
+    if screen.is_terminal:
+        screen.print("starting Spark")
+    pressed = _Interrupts()
+    try:
+        spark = start(master, log=log, conf={key: value for key, _, value in pairs})
+        signal.signal(signal.SIGINT, pressed)  # PySpark has put a handler of its own there
+        try:
+            yield spark.sparkContext
+        finally:
+            # A terminal's Ctrl-C ends the JVM too.
+            with suppress(Exception) if pressed.count else nullcontext():
+                spark.stop()
+    except BaseException as error:
+        # A person's mistake, or will, is told in full by its own line.
+        if pressed.count or (isinstance(error, SparkNetError) and error.exit_status == 2):
+            log.unlink(missing_ok=True)
+        else:
+            typer.echo(f"Spark's log is {log}", err=True)
+        if pressed.count:
+            # Interrupted, py4j goes on to fail at whatever it does next.
+            raise StoppedError("stopped") from error
+        raise
+    log.unlink(missing_ok=True)
+
+
+class _Interrupts:
+    """Handles SIGINT: the first is a KeyboardInterrupt; the second ends at once, whatever is being put in order."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        signal.signal(signal.SIGINT, self)
+        # py4j logs the interruption of a call, in two places, with stack traces.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        logging.getLogger().addFilter(_is_no_interruption)
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1
+        if self.count > 1:
+            os._exit(StoppedError.exit_status)  # the JVM ends when its stdin does
+        raise KeyboardInterrupt
+
+
+def _is_no_interruption(record: logging.LogRecord) -> bool:
+    return "KeyboardInterrupt while sending command" not in record.getMessage()
