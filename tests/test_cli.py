@@ -115,6 +115,37 @@ def test_evaluate_of_a_copy_in_a_new_process_gives_the_same_to_the_digit(
     assert logs(tmp_path) == []
 
 
+@pytest.mark.heavy
+def test_a_run_resumed_from_another_folder_ends_as_one_that_was_never_stopped(
+    own_run: tuple[Path, dict[str, Any]], tiny: TinySet, tmp_path: Path
+) -> None:
+    straight, expected = own_run
+    begun, gone_on = tmp_path / "begun", tmp_path / "gone on"
+    for folder in (begun, gone_on):
+        folder.mkdir()
+        (folder / "own_net.py").write_text(OWN_NET)
+    # The sets by relative paths: where the run is resumed, these lead nowhere.
+    sets = [os.path.relpath(path, begun) for path in (tiny.train, tiny.val, tiny.val_txt)]
+    words = """--net own_net:build --side 16 --crop 14 --workers 2 --tau 3 --rounds 2 --test-every 3 --batch 8
+        --lr 0.05 --scale 0.015625 --mirror --out run --master local[2,4] --json""".split()
+    words = ["train", sets[0], "--val", sets[1], "--val-labels", sets[2], *words]
+    assert json_line(sparknet_command(*words, cwd=begun, tmp=begun))["rounds"] == 2
+    words = ["train", "--resume", "../begun/run", "--rounds", "4", "--master", "local[2,4]", "--json"]
+    result = json_line(sparknet_command(*words, cwd=gone_on, tmp=gone_on))
+    times = {"run", "seconds", "images_per_s"}
+    assert result["run"] == "../begun/run"
+    assert {name: value for name, value in result.items() if name not in times} == {
+        name: value for name, value in expected.items() if name not in times
+    }
+    for name in ("weights.safetensors", "mean.safetensors"):
+        assert (begun / "run" / name).read_bytes() == (straight / "run" / name).read_bytes()
+    settings, others = checkpoint.load_settings(begun / "run"), checkpoint.load_settings(straight / "run")
+    assert replace(settings, origin={}) == replace(others, origin={})
+    paths = [settings.origin[name] for name in ("source", "val", "val_labels")]
+    assert [path and Path(path).resolve() for path in paths] == [tiny.train, tiny.val, tiny.val_txt]
+    assert logs(gone_on) == []
+
+
 def test_inspect_names_every_bad_sample_with_its_reason(tiny: TinySet, tmp_path: Path) -> None:
     inner = {}
     for label, synset in enumerate(SYNSETS):

@@ -235,10 +235,12 @@ def _resumed(
     """Take up a run where its newest whole checkpoint is; at its start where there is none."""
     began = checkpoint.load_settings(out)
     free = {"rounds", "test_every", "checkpoint_every", "keep_checkpoints"}
-    for name, value in dataclasses.asdict(began.config).items():
-        now = dataclasses.asdict(settings.config)[name]
-        if name not in free and now != value:
-            raise ConfigError(f"{out}: was begun with {name} = {value}, which cannot become {now}; begin a new run")
+    now = _by_name(settings.config)
+    for name, value in _by_name(began.config).items():
+        if name not in free and now[name] != value:
+            raise ConfigError(
+                f"{out}: was begun with {name} = {value}, which cannot become {now[name]}; begin a new run"
+            )
     for name in ("side", "class_names", "counts"):
         if getattr(began, name) != getattr(settings, name):
             raise ConfigError(
@@ -259,6 +261,12 @@ def _resumed(
         checkpoint.save_weights(found.weights, out)
     checkpoint.save_settings(dataclasses.replace(settings, origin=began.origin), out)
     return state, checkpoint.load_mean(began, out)
+
+
+def _by_name(config: TrainConfig) -> dict[str, object]:
+    """List settings by name, the solver's among them."""
+    settings = dataclasses.asdict(config)
+    return {**settings.pop("solver"), **settings}
 
 
 def _check_losses(outcome: Round, number: int, rate: float) -> None:

@@ -1,6 +1,13 @@
 """Networks of a user's own, as `tests.train.networks:plain`: each has something that training must not trip over."""
 
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
 import torch
+from pyspark import TaskContext
 from torch import nn
 
 from sparknet.train.solver import Multipliers
@@ -148,3 +155,40 @@ def large(classes: int) -> nn.Module:
     return nn.Sequential(
         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, width), nn.ReLU(), nn.Linear(width, classes)
     )
+
+
+# Spark's local property that tells `Mortal` when to die: {"worker": ..., "call": ..., "folder": ...}.
+KILL = "sparknet.tests.kill"
+
+
+class Mortal(nn.Module):
+    """Kills its process, in a task's first attempt, where the job's local property says so; leaves notes of it."""
+
+    def __init__(self, classes: int, crop: int) -> None:
+        super().__init__()
+        self.layers = dropout(classes, crop)
+        self._task, self._calls, self._first = -1, 0, torch.empty(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        context = TaskContext.get()
+        order = context.getLocalProperty(KILL) if context is not None else None
+        if context is not None and order:
+            self._obey(context, json.loads(order))
+        scores: torch.Tensor = self.layers(x)
+        return scores
+
+    def _obey(self, context: TaskContext, order: dict[str, Any]) -> None:
+        if context.partitionId() != order["worker"]:
+            return
+        weights = torch.cat([parameter.detach().ravel() for parameter in self.parameters()])
+        if context.taskAttemptId() != self._task:
+            self._task, self._calls, self._first = context.taskAttemptId(), 0, weights
+            self._note(context, order, "")
+        self._calls += 1
+        if context.attemptNumber() == 0 and self._calls == order["call"]:
+            if not torch.equal(weights, self._first):
+                self._note(context, order, f"-changed-by-{self._calls - 1}-steps")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _note(self, context: TaskContext, order: dict[str, Any], what: str) -> None:
+        Path(order["folder"], f"attempt-{context.attemptNumber()}{what}").write_text(str(os.getpid()))

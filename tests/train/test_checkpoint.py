@@ -207,6 +207,11 @@ def rewrite_state(folder: Path, **change: object) -> None:
     (folder / "state.json").write_text(json.dumps(state | change))
 
 
+def empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
 # What happens to a checkpoint, and what is said of it.
 HURT: dict[str, tuple[Callable[[Path], object], str]] = {
     "a byte of the weights": (
@@ -239,7 +244,7 @@ HURT: dict[str, tuple[Callable[[Path], object], str]] = {
     "other scores": (lambda at: rewrite_state(at, scores=None), "state.json is not what was written"),
     "checksums of nothing": (lambda at: rewrite_state(at, sha256={}), ".*state.json"),
     "checksums of garbage": (lambda at: rewrite_state(at, sha256=7), ".*"),
-    "empty": (lambda at: [path.unlink() for path in at.iterdir()], ".*No such file .*state.json"),
+    "empty": (empty, ".*No such file .*state.json"),
 }
 
 
