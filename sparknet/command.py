@@ -41,7 +41,12 @@ def running_spark(master: str | None, conf: Sequence[str] | None, screen: Consol
         screen.print("starting Spark")
     pressed = _Interrupts()
     try:
-        spark = start(master, log=log, conf={key: value for key, _, value in pairs})
+        try:
+            spark = start(master, log=log, conf={key: value for key, _, value in pairs})
+        except BaseException:
+            if pressed.count:
+                _end_children()
+            raise
         signal.signal(signal.SIGINT, pressed)  # PySpark has put a handler of its own there
         try:
             yield spark.sparkContext
@@ -60,6 +65,14 @@ def running_spark(master: str | None, conf: Sequence[str] | None, screen: Consol
             raise StoppedError("stopped") from error
         raise
     log.unlink(missing_ok=True)
+
+
+def _end_children() -> None:
+    """End the processes that this one started: a JVM that nobody waits for any more does not end by itself."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
 
 
 class _Interrupts:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import sparknet
 from sparknet import cli
+from sparknet import command as command_module
 from sparknet.errors import SparkNetError
 from sparknet.loaders.samples import Samples
 from sparknet.train import checkpoint
@@ -239,7 +240,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         raise AssertionError("Spark was started")
         yield
 
-    monkeypatch.setattr(cli, "_spark", no_spark)
+    monkeypatch.setattr(command_module, "running_spark", no_spark)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def run(*words: object) -> str:
@@ -398,7 +399,7 @@ def command(sc: SparkContext, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         yield sc
 
     shuffled = Samples.shuffled
-    monkeypatch.setattr(cli, "_spark", ours)
+    monkeypatch.setattr(command_module, "running_spark", ours)
     monkeypatch.setattr(sys, "path", list(sys.path))
     # The 64 partitions that a real set gets, of one tiny image each, would take their time.
     monkeypatch.setattr(Samples, "shuffled", lambda samples, seed: shuffled(samples, seed, 4))
