@@ -127,9 +127,9 @@ def test_a_run_resumed_from_another_folder_ends_as_one_that_was_never_stopped(
         (folder / "own_net.py").write_text(OWN_NET)
     # The sets by relative paths: where the run is resumed, these lead nowhere.
     sets = [os.path.relpath(path, begun) for path in (tiny.train, tiny.val, tiny.val_txt)]
-    words = """--net own_net:build --side 16 --crop 14 --workers 2 --tau 3 --rounds 2 --test-every 3 --batch 8
-        --lr 0.05 --scale 0.015625 --mirror --out run --master local[2,4] --json""".split()
-    words = ["train", sets[0], "--val", sets[1], "--val-labels", sets[2], *words]
+    words = f"""train {sets[0]} --val {sets[1]} --val-labels {sets[2]} --net own_net:build --side 16 --crop 14
+        --workers 2 --tau 3 --rounds 2 --test-every 3 --batch 8 --lr 0.05 --scale 0.015625 --mirror --out run
+        --master local[2,4] --json""".split()
     assert json_line(sparknet_command(*words, cwd=begun, tmp=begun))["rounds"] == 2
     words = ["train", "--resume", "../begun/run", "--rounds", "4", "--master", "local[2,4]", "--json"]
     result = json_line(sparknet_command(*words, cwd=gone_on, tmp=gone_on))
