@@ -503,7 +503,7 @@ def test_bad_samples_are_told_and_named_in_the_run_and_poly_ends_with_it(
     members = {f"a_{i}.JPEG": jpeg(i, 0) for i in range(3)} | {"a_bad.JPEG": b"no image"}
     (tmp_path / "train.tar").write_bytes(tar_bytes({"n00000001.tar": tar_bytes(members)}))
     words = f"""train {tmp_path}/train.tar --net lenet --side 28 --lr-policy poly --power 1 --tau 2 --rounds 2
-        --workers 1 --batch 2 --out {tmp_path}/run"""
+        --workers 1 --batch 2 --max-bad 0.25 --out {tmp_path}/run"""
     _, err = command(*words.split())
     assert "training set: 1 of 4 samples are bad; " in err
     assert "a_bad.JPEG: " in err
