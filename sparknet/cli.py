@@ -132,7 +132,10 @@ def train(
     val_labels: LabelFile = None,
     devkit_ids: DevkitIds = None,
     max_bad: MaxBad = 0.01,
-    side: Annotated[int, typer.Option(help="Images are resized to this height and width, pixels.")] = 256,
+    side: Annotated[
+        int | None,
+        typer.Option(help="Images are resized to this height and width, pixels; as published, or 256, if not given."),
+    ] = None,
     crop: Annotated[int | None, typer.Option(help="Height and width that the network sees, pixels.")] = None,
     workers: Annotated[
         int | None, typer.Option(help="K, how many train at once; all the master's slots if not given.")
@@ -173,6 +176,7 @@ def train(
     from sparknet.command import running_spark
     from sparknet.session import ship_module, worker_slots
     from sparknet.train import checkpoint
+    from sparknet.train.models import published_side
     from sparknet.train.report import RoundProgress, console
     from sparknet.train.trainer import check_fits
     from sparknet.train.trainer import train as run_training
@@ -192,7 +196,12 @@ def train(
             raise ConfigError("train needs SOURCE, --net and --out; or --resume RUN")
         checkpoint.refuse_used(out)
         config = _config(net, context.params)
-        settings = checkpoint.Settings(config=config, side=side, class_names=(), origin=_origin(context.params))
+        settings = checkpoint.Settings(
+            config=config,
+            side=published_side(net) if side is None else side,
+            class_names=(),
+            origin=_origin(context.params),
+        )
     folder = resume or out
     from_, screen = settings.origin, console()
     with running_spark(master, conf, screen) as sc:

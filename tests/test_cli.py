@@ -502,7 +502,7 @@ def test_bad_samples_are_told_and_named_in_the_run_and_poly_ends_with_it(
 ) -> None:
     members = {f"a_{i}.JPEG": jpeg(i, 0) for i in range(3)} | {"a_bad.JPEG": b"no image"}
     (tmp_path / "train.tar").write_bytes(tar_bytes({"n00000001.tar": tar_bytes(members)}))
-    words = f"""train {tmp_path}/train.tar --net lenet --side 28 --lr-policy poly --power 1 --tau 2 --rounds 2
+    words = f"""train {tmp_path}/train.tar --net lenet --lr-policy poly --power 1 --tau 2 --rounds 2
         --workers 1 --batch 2 --max-bad 0.25 --out {tmp_path}/run"""
     _, err = command(*words.split())
     assert "training set: 1 of 4 samples are bad; " in err
@@ -510,7 +510,9 @@ def test_bad_samples_are_told_and_named_in_the_run_and_poly_ends_with_it(
     [line] = (tmp_path / "run" / "bad_samples.jsonl").read_text().splitlines()
     assert json.loads(line)["key"].endswith("a_bad.JPEG")
 
-    assert checkpoint.load(tmp_path / "run").settings.config.solver.max_iterations == 4
+    settings = checkpoint.load(tmp_path / "run").settings
+    assert settings.config.solver.max_iterations == 4
+    assert settings.side == 28  # not given: the published one
     rates = [json.loads(line)["rate"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rates == pytest.approx([0.0075, 0.0025])
 

@@ -181,6 +181,10 @@ def read_samples(
         raise LabelError(
             f"{url}: its classes are not those of the train set: class {index} is {own} here, {other} there"
         )
+    if class_names and not plan.class_names and labels is None:
+        raise LabelError(
+            f"{url}: nothing in it tells the class of an image; name its label file (--val-labels, --labels)"
+        )
     names = class_names or plan.class_names
     if labels and names and labels.classes > len(names):
         raise LabelError(f"{labels.url}: names class {labels.classes - 1}, but there are {len(names)} classes")

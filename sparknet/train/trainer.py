@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from pyspark import SparkContext
+from torch import nn
 
 from sparknet.errors import ConfigError, DivergedError, RunError
 from sparknet.loaders.blocks import Blocks
@@ -117,10 +118,10 @@ def train(
         RunError: `out` holds another run, or none to resume, or cannot be written.
         DivergedError: a worker's loss, or a weight that is to be saved, is not a finite number.
     """
-    check_fits(config, train_set.rdd.context, classes=len(train_set.class_names), side=train_set.side)
+    classes = len(train_set.class_names)
+    net = Net(check_fits(config, train_set.rdd.context, classes=classes, side=train_set.side), config.solver)
     if val_set is not None:
-        check_set(val_set, classes=len(train_set.class_names), crop=config.crop, side=train_set.side)
-    net = Net(build(config.net, len(train_set.class_names), config.crop, config.seed), config.solver)
+        check_set(val_set, classes=classes, crop=config.crop, side=train_set.side)
     settings = checkpoint.Settings(
         config=config,
         side=train_set.side,
@@ -151,7 +152,7 @@ def train(
     )
 
 
-def check_fits(config: TrainConfig, sc: SparkContext, *, classes: int, side: int) -> None:
+def check_fits(config: TrainConfig, sc: SparkContext, *, classes: int, side: int) -> nn.Module:
     """Make sure that a run can begin, as far as that is known without reading the data.
 
     Args:
@@ -159,6 +160,9 @@ def check_fits(config: TrainConfig, sc: SparkContext, *, classes: int, side: int
         sc: where it is to run.
         classes: of the training set.
         side: height and width of the preprocessed images, pixels.
+
+    Returns:
+        The network, with the weights that the run begins from.
 
     Raises:
         ConfigError: there is no class, the crop is too large, the network does not fit, or K is above the slots.
@@ -172,7 +176,7 @@ def check_fits(config: TrainConfig, sc: SparkContext, *, classes: int, side: int
             f"{config.workers} workers, but the master {sc.master} runs {slots} tasks at a time; "
             "use fewer workers, or a master with more slots"
         )
-    build(config.net, classes, config.crop, config.seed)
+    return build(config.net, classes, config.crop, config.seed)
 
 
 def _rounds(

@@ -192,6 +192,14 @@ def lossy(part: Part) -> Iterator[Sample]:
     return itertools.islice(read_tar(part), 1, None)
 
 
+def test_a_set_to_be_labelled_without_any_label_is_refused_before_it_is_read(sc: SparkContext, tiny: TinySet) -> None:
+    message = (
+        rf"^{tiny.val}: nothing in it tells the class of an image; name its label file \(--val-labels, --labels\)$"
+    )
+    with pytest.raises(LabelError, match=message):
+        read_samples(sc, str(tiny.val), class_names=SYNSETS)
+
+
 def test_a_reader_that_loses_a_sample_is_an_error(
     sc: SparkContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ import pytest
 from sparknet.errors import ConfigError, RunError
 from sparknet.loaders.blocks import Blocks
 from sparknet.train import checkpoint
-from sparknet.train.config import SolverConfig, TrainConfig
+from sparknet.train.config import TrainConfig
 from sparknet.train.trainer import Result, RoundMetrics, train
 from tests.sets import TinySet
 from tests.train.killed_run import CONFIG as KILLED
@@ -28,19 +28,7 @@ from tests.train.test_checkpoint import bits, flip, folder_of, halves
 ROOT = Path(__file__).parents[2]
 
 # Whatever a run draws at random is in it: order, crops, mirroring, dropout. The rate drops within round 4.
-CONFIG = TrainConfig(
-    net="tests.train.networks:dropout",
-    crop=12,
-    batch=7,
-    workers=2,
-    tau=2,
-    rounds=6,
-    test_every=3,
-    checkpoint_every=2,
-    mirror=True,
-    scale=1 / 64,
-    solver=SolverConfig(base_lr=0.05, weight_decay=0.001, policy="step", gamma=0.5, step_size=7),
-)
+CONFIG = replace(KILLED, rounds=6, keep_checkpoints=3, solver=replace(KILLED.solver, step_size=7))
 TIMES = {"seconds", "compute_s", "data_s", "communicate_s"}
 
 

@@ -24,7 +24,7 @@ from sparknet.train.worker import replica, train_round
 # A result is pickled piece by piece; large pieces are copied more often on their way through the JVM.
 _PIECE_BYTES = 8 * 1024 * 1024
 
-_Sent = tuple[np.ndarray, tuple[np.ndarray, ...], np.ndarray | None]
+_Sent = tuple[np.ndarray, tuple[np.ndarray, ...]]
 
 
 class SparkExchange:
@@ -44,17 +44,21 @@ class SparkExchange:
         self._classes = len(blocks.class_names)
         self._shares = blocks.shares(config.workers)
         self._run_id = uuid.uuid4().hex[:12]
+        # The same in every round: it is sent once, and stays on the executors.
+        self._mean_sent: Broadcast[np.ndarray | None] = self._shares.context.broadcast(mean)
+        self._open = True
 
     def train(
         self, round_number: int, weights: WeightCollection, momentum: tuple[np.ndarray, ...], collect_momentum: bool
     ) -> Round:
         """Run a round as one Spark job; a task that is lost is tried again by Spark."""
         sc = self._shares.context
-        sent: Broadcast[_Sent] = sc.broadcast((weights.flat, momentum, self._mean))
+        sent: Broadcast[_Sent] = sc.broadcast((weights.flat, momentum))
         try:
             task = partial(
                 _train_task,
                 sent=sent,
+                mean_sent=self._mean_sent,
                 round_number=round_number,
                 config=self._config,
                 classes=self._classes,
@@ -82,12 +86,16 @@ class SparkExchange:
     def close(self) -> None:
         """Let Spark forget the shares. Files of kept momentum go with the executors' local directories."""
         self._shares.unpersist()
+        if self._open:  # a broadcast cannot be destroyed twice
+            self._mean_sent.destroy()
+            self._open = False
 
 
 def _train_task(
     worker: int,
     shares: Iterable[list[Block]],
     sent: Broadcast[_Sent],
+    mean_sent: Broadcast[np.ndarray | None],
     round_number: int,
     config: TrainConfig,
     classes: int,
@@ -96,7 +104,7 @@ def _train_task(
 ) -> Iterator[WorkerReport | bytes]:
     """Train on a share; give back a report, then the weights, and the momentum where asked, in pieces."""
     [blocks] = shares
-    weights, momenta, mean = sent.value
+    weights, momenta = sent.value
     momentum, lost = None, False
     if momenta:
         momentum = momenta[worker if config.momentum_mode == "kept" else 0]
@@ -104,7 +112,7 @@ def _train_task(
         momentum = _load_momentum(_momentum_path(run_id, worker, round_number))
         lost = momentum is None
     share = Share(blocks, config.seed, worker)
-    outcome = train_round(replica(config, classes), share, weights, momentum, round_number, config, mean)
+    outcome = train_round(replica(config, classes), share, weights, momentum, round_number, config, mean_sent.value)
     if config.momentum_mode == "kept":
         # Written for the next round; this round's stays, for the case that this task is tried again.
         with written_whole(_momentum_path(run_id, worker, round_number + 1)) as file:

@@ -4,6 +4,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -12,10 +13,27 @@ from sparknet.errors import ConfigError
 from sparknet.train.config import TrainConfig
 from sparknet.train.models import cifar10_quick, lenet
 
-# Factory (called with the number of classes and the crop in pixels), and the settings that its authors published.
-NETWORKS: Mapping[str, tuple[Callable[[int, int], nn.Module], TrainConfig]] = {
-    "cifar10_quick": (cifar10_quick.Cifar10Quick, cifar10_quick.PUBLISHED),
-    "lenet": (lenet.LeNet, lenet.PUBLISHED),
+# What images are resized to for a network of one's own, as the paper does it for ImageNet.
+SIDE = 256
+
+
+class Network(NamedTuple):
+    """A network that comes with SparkNet.
+
+    Attributes:
+        factory: called with the number of classes and the crop in pixels.
+        published: the settings that its authors published.
+        side: height and width that they resized images to, pixels.
+    """
+
+    factory: Callable[[int, int], nn.Module]
+    published: TrainConfig
+    side: int
+
+
+NETWORKS: Mapping[str, Network] = {
+    "cifar10_quick": Network(cifar10_quick.Cifar10Quick, cifar10_quick.PUBLISHED, side=32),
+    "lenet": Network(lenet.LeNet, lenet.PUBLISHED, side=28),
 }
 
 
@@ -27,7 +45,16 @@ def published(net: str) -> TrainConfig:
     """
     if ":" in net:
         return TrainConfig(net=net)
-    return _entry(net)[1]
+    return _entry(net).published
+
+
+def published_side(net: str) -> int:
+    """Look up what a network's authors resized images to, pixels; `SIDE` for a network of one's own.
+
+    Raises:
+        ConfigError: no network of that name.
+    """
+    return SIDE if ":" in net else _entry(net).side
 
 
 def build(net: str, classes: int, crop: int, seed: int) -> nn.Module:
@@ -46,7 +73,7 @@ def build(net: str, classes: int, crop: int, seed: int) -> nn.Module:
         ConfigError: there is no such network, it cannot be made, or it does not turn (n, 3, crop, crop) into
             (n, classes).
     """
-    factory = _own(net) if ":" in net else _entry(net)[0]
+    factory = _own(net) if ":" in net else _entry(net).factory
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = _call(factory, net, classes, crop)
@@ -54,7 +81,7 @@ def build(net: str, classes: int, crop: int, seed: int) -> nn.Module:
     return module
 
 
-def _entry(net: str) -> tuple[Callable[[int, int], nn.Module], TrainConfig]:
+def _entry(net: str) -> Network:
     if net not in NETWORKS:
         near = difflib.get_close_matches(net, NETWORKS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

@@ -5,7 +5,7 @@ import torch
 
 from sparknet.errors import ConfigError
 from sparknet.train.config import TrainConfig
-from sparknet.train.models import NETWORKS, build, published
+from sparknet.train.models import NETWORKS, build, published, published_side
 from tests.train import networks
 
 OWN = [f"tests.train.networks:{name}" for name in ("plain", "dropout", "batchnorm", "Tied", "Lazy", "Noisy")]
@@ -113,3 +113,13 @@ def test_the_smallest_crop(net: str, smallest: int) -> None:
     for crop in (1, smallest - 1):
         with pytest.raises(ConfigError, match=f"net {net}: .* crop {crop}: crop must be at least {smallest} for"):
             build(net, 3, crop, 0)
+
+
+def test_the_side_that_images_are_resized_to_unless_told() -> None:
+    assert {net: published_side(net) for net in (*NETWORKS, "own:net")} == {
+        "cifar10_quick": 32,
+        "lenet": 28,
+        "own:net": 256,
+    }
+    with pytest.raises(ConfigError, match="no network 'nope'"):
+        published_side("nope")
