@@ -17,6 +17,7 @@ from sparknet.loaders.blocks import cache
 from sparknet.loaders.labels import read_labels
 from sparknet.loaders.samples import read_samples
 from sparknet.session import start
+from sparknet.train.checkpoint import refuse_used
 from sparknet.train.models import published
 from sparknet.train.trainer import RoundMetrics, train
 
@@ -35,15 +36,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     options = parser.parse_args()
 
+    refuse_used(options.out)  # now, not after an hour's decoding
     spark = start(app_name="preprocess_then_train")  # spark-submit's own session, where it started this
     sc = spark.sparkContext
     sc.setLogLevel("WARN")  # spark-submit prints a dozen lines a task
 
-    # Preprocess: every sample is read, decoded and resized once, into blocks cached on the executors.
     train_samples = read_samples(sc, options.train_tar)
-    train_set = cache(train_samples.shuffled(seed=0), options.side)
     labels = read_labels(options.val_labels, class_names=train_samples.class_names)
     val_samples = read_samples(sc, options.val_tar, labels=labels, class_names=train_samples.class_names)
+    val_samples.check_labels()
+
+    # Preprocess: every sample is read, decoded and resized once, into blocks cached on the executors.
+    train_set = cache(train_samples.shuffled(seed=0), options.side)
     val_set = cache(val_samples, options.side)
     for name, images in (("train", train_set), ("val", val_set)):
         print(f"{name}: {images.ledger.good:,} images, {len(images.ledger.bad)} bad", flush=True)

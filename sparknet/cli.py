@@ -4,6 +4,7 @@ Heavy modules (pyspark, torch) are imported by the command that needs them: `spa
 """
 
 import json as json_module
+import re
 import sys
 import traceback
 from dataclasses import fields, replace
@@ -74,9 +75,11 @@ def inspect(
 ) -> None:
     """Read and decode every sample of SOURCE: layout, counts, classes, bad samples."""
     from sparknet.command import running_spark
-    from sparknet.loaders.survey import save_sheet, survey
+    from sparknet.loaders.survey import check_sheet, save_sheet, survey
     from sparknet.train.report import console, spark_progress
 
+    if sheet:
+        check_sheet(sheet)
     screen = console()
     with running_spark(master, conf, screen) as sc:
         samples = _read(sc, source, layout, labels, devkit_ids)
@@ -107,7 +110,8 @@ def inspect(
     typer.echo(f"samples     {found.ledger.seen:,}")
     typer.echo(f"classes     {len(counts):,}{spread}")
     typer.echo(f"size        {widths[0]} x {heights[0]} to {widths[-1]} x {heights[-1]} pixels")
-    typer.echo(f"unlabelled  {found.unlabelled:,}")
+    hint = "  (name their label file with --labels)" if found.unlabelled and not labels else ""
+    typer.echo(f"unlabelled  {found.unlabelled:,}{hint}")
     typer.echo(f"bad         {len(found.ledger.bad):,}")
     for bad in found.ledger.bad:
         typer.echo(f"  {bad.key}  ({bad.url}, offset {bad.offset}): {bad.reason}")
@@ -176,7 +180,7 @@ def train(
     from sparknet.command import running_spark
     from sparknet.session import ship_module, worker_slots
     from sparknet.train import checkpoint
-    from sparknet.train.models import published_side
+    from sparknet.train.models import NETWORKS, published_side
     from sparknet.train.report import RoundProgress, console
     from sparknet.train.trainer import check_fits
     from sparknet.train.trainer import train as run_training
@@ -193,7 +197,10 @@ def train(
         config = replace(settings.config, rounds=rounds) if "rounds" in _given(context) else settings.config
     else:
         if source is None or net is None or out is None:
-            raise ConfigError("train needs SOURCE, --net and --out; or --resume RUN")
+            raise ConfigError(
+                f"train needs SOURCE, --net ({', '.join(NETWORKS)}, or module:function of your own) and --out; "
+                "or --resume RUN"
+            )
         checkpoint.refuse_used(out)
         config = _config(net, context.params)
         settings = checkpoint.Settings(
@@ -261,18 +268,20 @@ def evaluate(
     from sparknet.train import checkpoint
     from sparknet.train.evaluate import evaluate as score
     from sparknet.train.report import console, spark_progress
+    from sparknet.train.worker import check_device
 
     sys.path.insert(0, "")
     trained = checkpoint.load(run)
     settings = trained.settings
+    config = replace(settings.config, device=device or settings.config.device)
     screen = console()
     with running_spark(master, conf, screen) as sc:
         if ":" in settings.config.net:
             ship_module(sc, settings.config.net.partition(":")[0])
+        check_device(config.device, sc)
         samples = _read(sc, source, layout, labels, devkit_ids, settings.class_names)
         blocks = _cache(samples, settings.side, max_bad, "images", screen)
         with spark_progress(sc, "evaluating", screen):
-            config = replace(settings.config, device=device or settings.config.device)
             scores = score(blocks, trained.weights, trained.mean, config, len(settings.class_names))
     if json:
         _print_json({"top1": scores.top1, "top5": scores.top5, "images": scores.samples})
@@ -288,11 +297,23 @@ def main() -> None:
     """Run the command line; a mistake ends in one line on stderr and the exit status of its error."""
     try:
         app()
-    except SparkNetError as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, a person gets a line, and its cause with --debug
         if "trace" in _shown:
             traceback.print_exception(error)
-        typer.echo(f"sparknet: {' '.join(str(error).split())}", err=True)
-        sys.exit(error.exit_status)
+        if isinstance(error, SparkNetError):
+            line, status = str(error), error.exit_status
+        else:
+            line, status = f"failed: {_cause(error)}; `sparknet --debug ...` shows where", 1
+        line = "; ".join([line, *getattr(error, "__notes__", ())])
+        typer.echo(f"sparknet: {' '.join(line.split())}", err=True)
+        sys.exit(status)
+
+
+def _cause(error: Exception) -> str:
+    """Name an error in a line; of a failed Spark job, the error that failed it."""
+    lines = [line.strip().removeprefix("Caused by: ") for line in str(error).splitlines()]
+    causes = [line for line in lines if re.match(r"[\w.$]*(Error|Exception)\b.*: ", line)]
+    return causes[-1] if len(lines) > 1 and causes else f"{type(error).__name__}: {error}"
 
 
 def _config(net: str, given: dict[str, Any]) -> "TrainConfig":
@@ -331,7 +352,9 @@ def _read(
     from sparknet.loaders.samples import read_samples
 
     table = read_labels(labels, devkit_ids, class_names) if labels else None
-    return read_samples(sc, source, layout=layout, labels=table, class_names=class_names)
+    samples = read_samples(sc, source, layout=layout, labels=table, class_names=class_names)
+    samples.check_labels()
+    return samples
 
 
 def _cache(samples: "Samples", side: int, max_bad: float, what: str, screen: "Console") -> "Blocks":

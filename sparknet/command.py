@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-import typer
 from pyspark import SparkContext
 from rich.console import Console
 
-from sparknet.errors import ConfigError, SparkNetError, StoppedError
+from sparknet.errors import ConfigError, SessionError, SparkNetError, StoppedError
 from sparknet.session import start
 
 
@@ -55,11 +54,11 @@ def running_spark(master: str | None, conf: Sequence[str] | None, screen: Consol
             with suppress(Exception) if pressed.count else nullcontext():
                 spark.stop()
     except BaseException as error:
-        # A person's mistake, or will, is told in full by its own line.
-        if pressed.count or (isinstance(error, SparkNetError) and error.exit_status == 2):
+        # What we raise is told in full by its own line, but for what Spark itself failed at.
+        if pressed.count or (isinstance(error, SparkNetError) and not isinstance(error, SessionError)):
             log.unlink(missing_ok=True)
         else:
-            typer.echo(f"Spark's log is {log}", err=True)
+            error.add_note(f"Spark's log is {log}")
         if pressed.count:
             # Interrupted, py4j goes on to fail at whatever it does next.
             raise StoppedError("stopped") from error

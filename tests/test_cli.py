@@ -315,7 +315,9 @@ def test_options_that_cannot_be_meant(words: str, message: str, fails: Callable[
 
 @pytest.mark.parametrize("words", ["", "x.tar", "x.tar --net lenet", "x.tar --out run", "--net lenet --out run"])
 def test_train_needs_a_source_a_network_and_a_folder(words: str, fails: Callable[..., str]) -> None:
-    assert fails("train", *words.split()) == "train needs SOURCE, --net and --out; or --resume RUN"
+    assert fails("train", *words.split()) == (
+        "train needs SOURCE, --net (cifar10_quick, lenet, or module:function of your own) and --out; or --resume RUN"
+    )
 
 
 @pytest.mark.parametrize(
@@ -441,12 +443,12 @@ def test_inspect_of_a_set_without_labels_and_with(command: Callable[..., tuple[s
 def test_what_is_not_given_is_published_and_workers_are_the_slots(
     command: Callable[..., tuple[str, str]], tiny: TinySet, tmp_path: Path
 ) -> None:
-    words = f"train {tiny.train} --net lenet --side 28 --tau 1 --rounds 1 --out {tmp_path}/run"
+    words = f"train {tiny.train} --net lenet --batch 30 --tau 1 --rounds 1 --out {tmp_path}/run"
     out, _ = command(*words.split())
     first, second = out.splitlines()
-    assert first.startswith("1 rounds and 128 images in ")
+    assert first.startswith("1 rounds and 60 images in ")
     assert second == f"run         {tmp_path}/run"
-    expected = replace(published("lenet"), workers=2, tau=1, rounds=1)
+    expected = replace(published("lenet"), workers=2, batch=30, tau=1, rounds=1)
     assert checkpoint.load(tmp_path / "run").settings.config == expected
 
 

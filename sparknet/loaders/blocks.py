@@ -117,14 +117,11 @@ class Blocks:
             total = self.rdd.map(partial(_sum_block, side=self.side)).treeReduce(np.add)
         return (total / self.ledger.good).astype(np.float32)
 
-    def shares(self, workers: int) -> RDD[list[Block]]:
-        """Divide the blocks among workers: block i goes to worker i modulo their number.
+    def share_sizes(self, workers: int) -> list[int]:
+        """Count the images of each worker's share.
 
         Args:
             workers: K.
-
-        Returns:
-            K partitions of one list each, persisted, so that Spark runs a worker's rounds where its handles are.
 
         Raises:
             ConfigError: a worker would have no image.
@@ -137,6 +134,21 @@ class Blocks:
                 f"{self.source}: {workers} workers, but only {sum(size > 0 for size in sizes)} would get any of the "
                 f"{self.ledger.good} images; use fewer workers"
             )
+        return sizes
+
+    def shares(self, workers: int) -> RDD[list[Block]]:
+        """Divide the blocks among workers: block i goes to worker i modulo their number.
+
+        Args:
+            workers: K.
+
+        Returns:
+            K partitions of one list each, persisted, so that Spark runs a worker's rounds where its handles are.
+
+        Raises:
+            ConfigError: a worker would have no image.
+        """
+        self.share_sizes(workers)
         numbered = self.rdd.mapPartitionsWithIndex(partial(_assign, workers=workers))
         grouped = numbered.partitionBy(workers, int).mapPartitions(_as_list, preservesPartitioning=True)
         return grouped.persist(StorageLevel.MEMORY_AND_DISK)

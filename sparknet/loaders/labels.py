@@ -6,6 +6,7 @@ Index and name of a class follow one rule everywhere: WordNet IDs, sorted, are c
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from sparknet.errors import LabelError
 from sparknet.loaders.source import read_text
@@ -53,7 +54,8 @@ def read_labels(url: str, devkit_ids_url: str | None = None, class_names: Sequen
         class_names: WordNet IDs of the classes by index, where they are known (from the train tar).
 
     Raises:
-        LabelError: a line cannot be read, names an image twice, or a class that is not there.
+        LabelError: a line cannot be read, names an image twice, or a class that is not there; or an image whose name
+            begins with its WordNet ID has another class.
         SourceError: a file cannot be read.
     """
     lines = [(number, line.split()) for number, line in enumerate(read_text(url).splitlines(), 1) if line.strip()]
@@ -72,6 +74,7 @@ def read_labels(url: str, devkit_ids_url: str | None = None, class_names: Sequen
     for key, index in by_key.items():
         if index >= classes:
             raise LabelError(f"{url}: {key} has class {index}, but there are {classes} classes (0 to {classes - 1})")
+    _check_order(url, by_key, class_names)
     return Labels(url=url, by_key=by_key, classes=classes)
 
 
@@ -85,6 +88,18 @@ def _named(url: str, lines: list[tuple[int, list[str]]]) -> dict[str, int]:
             raise LabelError(f"{url}, line {number}: {key} is labelled twice")
         by_key[key] = int(fields[-1])
     return by_key
+
+
+def _check_order(url: str, by_key: Mapping[str, int], class_names: Sequence[str]) -> None:
+    """Compare with the classes that training images have in their names (n01440764_10026.JPEG)."""
+    index = {name: i for i, name in enumerate(class_names)}
+    for key, label in by_key.items():
+        wordnet_id = PurePosixPath(key).name.split("_")[0]
+        if index.get(wordnet_id, label) != label:
+            raise LabelError(
+                f"{url}: {key} has class {label}, but class {label} is {class_names[label]} and {wordnet_id} is class "
+                f"{index[wordnet_id]}; number the classes by sorted WordNet ID"
+            )
 
 
 def _read_devkit_ids(url: str) -> dict[int, str]:

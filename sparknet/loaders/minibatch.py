@@ -139,7 +139,9 @@ def check_crop(crop: int, side: int) -> None:
         ConfigError: it does not.
     """
     if not 1 <= crop <= side:
-        raise ConfigError(f"crop must be from 1 to the images' side of {side} pixels, got {crop}")
+        raise ConfigError(
+            f"crop must be from 1 to the images' side of {side} pixels, got {crop}; use another crop or side"
+        )
 
 
 def to_tensor(

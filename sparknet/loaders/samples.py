@@ -18,6 +18,10 @@ from sparknet.loaders.decode import decode
 from sparknet.loaders.labels import Labels
 from sparknet.loaders.layouts import plan_source
 from sparknet.loaders.layouts.plan import Part, Sample
+from sparknet.session import readable_errors
+
+# Images whose labels are looked up before a pass begins.
+_LOOKED_UP = 20
 
 
 class BadSample(NamedTuple):
@@ -120,6 +124,7 @@ class Samples:
     class_names: tuple[str, ...]
     size: int
     _labels: Broadcast[dict[str, int]] | None = field(default=None, repr=False)
+    _labels_url: str | None = None
 
     def shuffled(self, seed: int, partitions: int | None = None) -> "Samples":
         """Spread the samples evenly over partitions in random order, by Spark's shuffle of their encoded bytes.
@@ -141,6 +146,24 @@ class Samples:
         scattered = self.rdd.mapPartitionsWithIndex(partial(_scatter, seed=seed, partitions=partitions))
         rdd = scattered.partitionBy(partitions, int).mapPartitions(_in_drawn_order, preservesPartitioning=True)
         return replace(self, rdd=rdd)
+
+    def check_labels(self) -> None:
+        """Make sure, before all is read, that a label file is of these images: that it names one of the first.
+
+        Raises:
+            LabelError: it names none.
+            SourceError, ShardError: they cannot be read.
+        """
+        if self._labels is None:
+            return
+        with readable_errors():
+            first = self.rdd.map(_name).take(_LOOKED_UP)
+        if first and all(label is None for _, label in first):
+            named = next(iter(self._labels.value))
+            raise LabelError(
+                f"{self._labels_url}: labels no image of {self.source}, whose first is {first[0][0]}, but such as "
+                f"{named}; give the label file of that set"
+            )
 
     def close(self) -> None:
         """Release the labels on the executors. The RDD cannot be computed any more."""
@@ -164,7 +187,7 @@ def read_samples(
         sc: where to read.
         url: a tar or a folder of tars.
         layout: its layout; recognised where None.
-        labels: classes by key; go before what the layout says.
+        labels: classes by key, for the samples of a layout that holds none.
         class_names: by class index, where they are known from another source (a validation set's, from the train
             set). The layout's own come from the source itself.
 
@@ -201,6 +224,7 @@ def read_samples(
         class_names=names,
         size=sum(part.length for part in plan.parts),
         _labels=broadcast,
+        _labels_url=labels.url if labels else None,
     )
 
 
@@ -246,14 +270,24 @@ def _read_parts(
         count = 0
         for sample in read(part):
             count += 1
-            yield sample if labels is None else sample._replace(label=_lookup(labels.value, sample.key))
+            yield sample if labels is None else _labelled(sample, labels.value)
         if part.samples is not None and count != part.samples:
             raise ShardError(f"{part.url}: {count} samples from offset {part.start}, {part.samples} when it was listed")
 
 
-def _lookup(labels: dict[str, int], key: str) -> int | None:
+def _labelled(sample: Sample, labels: dict[str, int]) -> Sample:
     # Label files name an image as it is stored, or by its last component (the original SparkNet's).
-    return labels.get(key, labels.get(key.rsplit("/", 1)[-1]))
+    label = labels.get(sample.key, labels.get(sample.key.rsplit("/", 1)[-1]))
+    if label is not None and sample.label not in (None, label):
+        raise LabelError(
+            f"{sample.url}: {sample.key} is of class {sample.label}, by sorted WordNet ID, but the label file says "
+            f"{label}; leave the label file out, or mend it"
+        )
+    return sample._replace(label=label)
+
+
+def _name(sample: Sample) -> tuple[str, int | None]:
+    return sample.key, sample.label
 
 
 # A record of the shuffle: place in the order, and a sample; or, from each part, how many samples it sent there.

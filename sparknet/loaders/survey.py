@@ -3,6 +3,7 @@
 import hashlib
 import heapq
 import io
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -69,6 +70,20 @@ def survey(samples: Samples, thumbs: int = 0) -> Survey:
     return total
 
 
+def check_sheet(path: Path) -> None:
+    """Make sure that a contact sheet can be written, before all images are read for it.
+
+    Raises:
+        RunError: there is no such folder, or one that cannot be written.
+    """
+    if path.is_dir():
+        raise RunError(f"{path}: is a folder; name a file for the sheet, a PNG")
+    if not path.parent.is_dir():
+        raise RunError(f"{path}: no folder {path.parent} for the sheet; make it, or name another")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise RunError(f"{path}: not permitted to write the sheet there; name another folder")
+
+
 def save_sheet(found: Survey, class_names: tuple[str, ...], path: Path) -> None:
     """Write a contact sheet of random images, each with the name of its class below.
 
@@ -93,6 +108,7 @@ def save_sheet(found: Survey, class_names: tuple[str, ...], path: Path) -> None:
     try:
         sheet.save(path, "PNG")
     except OSError as error:
+        path.unlink(missing_ok=True)
         raise RunError(f"{path}: cannot write the sheet: {error.strerror or error}") from error
 
 

@@ -56,22 +56,27 @@ def scan(file: io.IOBase, url: str, base: int = 0, end_mark: bool = True) -> Ite
         try:
             tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - owns nothing
         except _DAMAGE as error:
-            raise ShardError(f"{url}: not a tar at offset {base}: {error}") from error
+            file.seek(0)
+            head = file.read(16)
+            raise _damaged(
+                url, f"not a tar at offset {base}: {error}" + (f", it begins with {head!r}" if head else "")
+            ) from error
         header = 0
         while True:
             try:
                 info = tar.next()
             except _DAMAGE as error:
-                raise ShardError(f"{url}: cut off or damaged at offset {base + tar.offset}: {error}") from error
+                raise _damaged(url, f"cut off or damaged at offset {base + tar.offset}: {error}") from error
             if info is None:
                 break
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header it has seen; a tar has millions
             if info.size < 0 or tar.offset <= header:
-                raise ShardError(f"{url}: damaged header at offset {base + header}: size {info.size}")
+                raise _damaged(url, f"damaged header at offset {base + header}: size {info.size}")
             if tar.offset > length:
-                raise ShardError(
-                    f"{url}: cut off at offset {base + length}, within {info.name} "
-                    f"(at {base + info.offset_data}, {info.size} bytes)"
+                raise _damaged(
+                    url,
+                    f"cut off at offset {base + length}, within {info.name} "
+                    f"(at {base + info.offset_data}, {info.size} bytes)",
                 )
             if not info.isdir():
                 size = info.size if info.isreg() and not info.issparse() else 0
@@ -82,22 +87,27 @@ def scan(file: io.IOBase, url: str, base: int = 0, end_mark: bool = True) -> Ite
         raise SourceError(f"{url}: cannot be read: {error}") from error
 
 
+def _damaged(url: str, what: str) -> ShardError:
+    return ShardError(f"{url}: {what}; copy or fetch the file again")
+
+
 def _check_end(file: io.IOBase, url: str, base: int, end: int, length: int, end_mark: bool) -> None:
     file.seek(end)
     mark = file.read(_BLOCK)
     if not mark and not end_mark:
         return
     if len(mark) < _BLOCK:
-        raise ShardError(
-            f"{url}: cut off at offset {base + length}: a tar ends with an end-of-archive mark, this one has none"
+        raise _damaged(
+            url, f"cut off at offset {base + length}: a tar ends with an end-of-archive mark, this one has none"
         )
     if mark != bytes(_BLOCK):
-        raise ShardError(f"{url}: damaged header at offset {base + end}")
+        raise _damaged(url, f"damaged header at offset {base + end}")
     # Where a header was never written (a hole in a download), there are zeros too, and more behind them.
     if length - end > _PADDING_LIMIT or file.read(length).strip(b"\0"):
-        raise ShardError(
-            f"{url}: end-of-archive mark at offset {base + end}, but the tar goes on to offset {base + length}; "
-            "a part of it was never written, or is damaged"
+        raise _damaged(
+            url,
+            f"end-of-archive mark at offset {base + end}, but the tar goes on to offset {base + length}; "
+            "a part of it was never written, or is damaged",
         )
 
 
@@ -111,8 +121,9 @@ def read_members(file: io.IOBase, url: str, base: int = 0, end_mark: bool = True
         file.seek(member.offset - base)
         data = file.read(member.size)
         if len(data) != member.size:
-            raise ShardError(
-                f"{url}: cut off at offset {member.offset + len(data)}, within {member.name} "
-                f"({len(data)} of {member.size} bytes)"
+            raise _damaged(
+                url,
+                f"cut off at offset {member.offset + len(data)}, within {member.name} "
+                f"({len(data)} of {member.size} bytes)",
             )
         yield member, data

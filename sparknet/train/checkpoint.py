@@ -12,11 +12,13 @@ as a whole, is written beside its name and then renamed.
 """
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from sparknet.train.config import SolverConfig, TrainConfig
 from sparknet.train.evaluate import Scores
 
 METRICS = "metrics.jsonl"
-_CONFIG, _WEIGHTS, _MEAN = "config.json", "weights.safetensors", "mean.safetensors"
+_CONFIG, _WEIGHTS, _MEAN, _BAD = "config.json", "weights.safetensors", "mean.safetensors", "bad_samples.jsonl"
 _CHECKPOINTS, _STATE, _MOMENTUM = "checkpoints", "state.json", "momentum.safetensors"
 
 # What a damaged file makes its reader raise.
@@ -100,13 +102,18 @@ class Checkpoint:
 
 
 def refuse_used(out: Path) -> None:
-    """Make sure that a folder for a run holds no other.
+    """Make sure that a folder for a run can be made, and holds no other.
 
     Raises:
-        RunError: it does, or is no folder.
+        RunError: it holds one, is no folder, or cannot be written.
     """
     if out.exists() and not out.is_dir():
         raise RunError(f"{out}: is a file; name a new folder for the run")
+    there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise RunError(f"{out}: {there} is a file; name another folder for the run")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunError(f"{out}: not permitted to write in {there}; name another folder for the run")
     for name in (_CONFIG, METRICS):
         if (out / name).exists():
             raise RunError(
@@ -127,15 +134,21 @@ def begin(settings: Settings, mean: np.ndarray | None, bad: Iterable[BadSample],
         RunError: it holds another run, or cannot be written.
     """
     refuse_used(out)
+    made = not out.exists()
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        lines = "".join(json.dumps(sample._asdict()) + "\n" for sample in bad)
-        _write(out / "bad_samples.jsonl", lines.encode())
-        if mean is not None:
-            _write(out / _MEAN, serialize({"mean": mean}))
-    except OSError as error:
-        raise _unwritable(out, error) from error
-    save_settings(settings, out)
+        with _written(out):
+            out.mkdir(parents=True, exist_ok=True)
+            lines = "".join(json.dumps(sample._asdict()) + "\n" for sample in bad)
+            _write(out / _BAD, lines.encode())
+            if mean is not None:
+                _write(out / _MEAN, serialize({"mean": mean}))
+        save_settings(settings, out)
+    except RunError:
+        for name in (_BAD, _MEAN):
+            (out / name).unlink(missing_ok=True)
+        if made and out.exists():
+            out.rmdir()
+        raise
 
 
 def save_settings(settings: Settings, out: Path) -> None:
@@ -152,10 +165,8 @@ def save_settings(settings: Settings, out: Path) -> None:
         "counts": settings.counts,
         "origin": dict(settings.origin),
     }
-    try:
+    with _written(out):
         _write(out / _CONFIG, (json.dumps(content, indent=1) + "\n").encode())
-    except OSError as error:
-        raise _unwritable(out, error) from error
 
 
 def load_settings(folder: Path) -> Settings:
@@ -238,19 +249,18 @@ def save(checkpoint: Checkpoint, out: Path, keep: int) -> None:
     folder = out / _CHECKPOINTS / f"round-{checkpoint.rounds:08d}"
     beside = _beside(folder)
     try:
-        for stale in folder.parent.glob("*.part"):  # of a run that was killed
-            shutil.rmtree(stale)
-        beside.mkdir(parents=True)
-        for name, data in files.items():
-            _write(beside / name, data)
-        if folder.exists():
-            _remove(folder)  # damaged, or the run would have gone on from it
-        beside.replace(folder)
-        _write(out / _WEIGHTS, files[_WEIGHTS])
-        for old in _folders(out)[keep:]:
-            _remove(old)
-    except OSError as error:
-        raise _unwritable(out, error) from error
+        with _written(out):
+            for stale in folder.parent.glob("*.part"):  # of a run that was killed
+                shutil.rmtree(stale)
+            beside.mkdir(parents=True)
+            for name, data in files.items():
+                _write(beside / name, data)
+            if folder.exists():
+                _remove(folder)  # damaged, or the run would have gone on from it
+            beside.replace(folder)
+            _write(out / _WEIGHTS, files[_WEIGHTS])
+            for old in _folders(out)[keep:]:
+                _remove(old)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -261,10 +271,8 @@ def save_weights(weights: WeightCollection, out: Path) -> None:
     Raises:
         RunError: they cannot be written.
     """
-    try:
+    with _written(out):
         _write(out / _WEIGHTS, serialize(dict(weights), metadata=_order(weights)))
-    except OSError as error:
-        raise _unwritable(out, error) from error
 
 
 def newest(out: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -292,13 +300,28 @@ def trim_metrics(out: Path, rounds: int) -> None:
     Raises:
         RunError: it cannot be written, or has fewer lines.
     """
-    try:
+    with _written(out):
         lines = (out / METRICS).read_text().splitlines(keepends=True) if rounds else []
         if len(lines) < rounds:
             raise RunError(f"{out / METRICS}: {len(lines)} lines, the checkpoint is of round {rounds}; a damaged run")
         _write(out / METRICS, "".join(lines[:rounds]).encode())
-    except OSError as error:
-        raise _unwritable(out, error) from error
+
+
+def append_metrics(out: Path, line: Mapping[str, Any]) -> None:
+    """Add a line to metrics.jsonl, or nothing.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    path = out / METRICS
+    with _written(out), path.open("a") as file:
+        whole = file.tell()
+        try:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+        except OSError:
+            os.truncate(path, whole)
+            raise
 
 
 def _folders(out: Path) -> list[Path]:
@@ -342,8 +365,13 @@ def _parse_weights(data: bytes) -> WeightCollection:
     return WeightCollection.from_arrays({name: tensors[name] for name in order})
 
 
-def _unwritable(out: Path, error: OSError) -> RunError:
-    return RunError(f"{error.filename or out}: cannot be written: {error.strerror or error}")
+@contextmanager
+def _written(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        remedy = "; make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise RunError(f"{error.filename or out}: cannot be written: {error.strerror or error}{remedy}") from error
 
 
 def _beside(path: Path) -> Path:

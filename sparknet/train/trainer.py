@@ -4,7 +4,6 @@ Moritz, Nishihara, Stoica and Jordan, "SparkNet: Training Deep Networks in Spark
 """
 
 import dataclasses
-import json
 import logging
 import math
 import time
@@ -17,7 +16,7 @@ import numpy as np
 from pyspark import SparkContext
 from torch import nn
 
-from sparknet.errors import ConfigError, DivergedError, RunError
+from sparknet.errors import ConfigError, DivergedError
 from sparknet.loaders.blocks import Blocks
 from sparknet.loaders.minibatch import check_crop
 from sparknet.session import worker_slots
@@ -29,6 +28,7 @@ from sparknet.train.exchange.spark import SparkExchange
 from sparknet.train.models import build
 from sparknet.train.net import Net
 from sparknet.train.solver import learning_rate
+from sparknet.train.worker import check_device
 
 _log = logging.getLogger(__name__)
 
@@ -135,6 +135,7 @@ def train(
             raise ConfigError("there is no folder to resume from; give out")
         start, mean = _resumed(settings, start, out)
     else:
+        _check_batch(config.batch, train_set, config.workers)
         mean = train_set.mean_image() if config.subtract_mean else None
         if out is not None:
             checkpoint.begin(settings, mean, train_set.ledger.bad + (val_set.ledger.bad if val_set else ()), out)
@@ -165,11 +166,13 @@ def check_fits(config: TrainConfig, sc: SparkContext, *, classes: int, side: int
         The network, with the weights that the run begins from.
 
     Raises:
-        ConfigError: there is no class, the crop is too large, the network does not fit, or K is above the slots.
+        ConfigError: there is no class, the crop is too large, the network does not fit, K is above the slots, or the
+            workers have no such device.
     """
     if classes < 1:
         raise ConfigError("the training set has no labels; name a label file (--labels FILE)")
     check_crop(config.crop, side)
+    check_device(config.device, sc)
     slots = worker_slots(sc)
     if config.workers > slots:
         raise ConfigError(
@@ -177,6 +180,16 @@ def check_fits(config: TrainConfig, sc: SparkContext, *, classes: int, side: int
             "use fewer workers, or a master with more slots"
         )
     return build(config.net, classes, config.crop, config.seed)
+
+
+def _check_batch(batch: int, train_set: Blocks, workers: int) -> None:
+    sizes = train_set.share_sizes(workers)
+    least = min(sizes)
+    if batch > least:
+        raise ConfigError(
+            f"batch {batch}, but worker {sizes.index(least)} has a share of {least} images; use a batch of {least} or "
+            "less, or fewer workers"
+        )
 
 
 def _rounds(
@@ -219,7 +232,8 @@ def _rounds(
                 metrics, top1=scores.top1, top5=scores.top5, test_loss=scores.loss / scores.samples
             )
         if out is not None:
-            _append(out / checkpoint.METRICS, metrics)
+            line = {name: value for name, value in dataclasses.asdict(metrics).items() if value is not None}
+            checkpoint.append_metrics(out, line)
         if saved and out is not None:
             # Last: a run that is killed before has its evaluation, and its line, once more.
             checkpoint.save(state, out, config.keep_checkpoints)
@@ -296,12 +310,3 @@ def _metrics(outcome: Round, state: checkpoint.Checkpoint, rate: float, elapsed:
         communicate_s=elapsed - slowest.compute_s - slowest.data_s,
         momentum_lost=sum(report.momentum_lost for report in outcome.reports),
     )
-
-
-def _append(path: Path, metrics: RoundMetrics) -> None:
-    line = {name: value for name, value in dataclasses.asdict(metrics).items() if value is not None}
-    try:
-        with path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error

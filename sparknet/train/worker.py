@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from pyspark import TaskContext
+from pyspark import SparkContext, TaskContext
 
 from sparknet.errors import ConfigError
 from sparknet.loaders.minibatch import Share, to_tensor
+from sparknet.session import readable_errors
 from sparknet.train.config import TrainConfig
 from sparknet.train.models import build
 from sparknet.train.net import Net
@@ -90,6 +91,21 @@ def replica(config: TrainConfig, classes: int) -> Net:
         ConfigError: the network cannot be made, or there is no such device.
     """
     return Net(build(config.net, classes, config.crop, config.seed), config.solver, _device(config.device))
+
+
+def check_device(name: str, sc: SparkContext) -> None:
+    """Make sure that workers have a device, before anything is prepared for it.
+
+    Args:
+        name: cpu, cuda or auto.
+        sc: whose workers.
+
+    Raises:
+        ConfigError: they have not.
+    """
+    if name == "cuda":
+        with readable_errors():
+            sc.parallelize([name], 1).map(_device).map(str).collect()
 
 
 def _device(name: str) -> torch.device:

@@ -156,7 +156,7 @@ def test_half_are_mirrored_where_asked(folder: Path) -> None:
 def test_crops_that_do_not_fit_are_refused(folder: Path) -> None:
     share = share_of(folder, 3)
     for crop in (SIDE + 1, 0, -1):
-        message = rf"^crop must be from 1 to the images' side of {SIDE} pixels, got {crop}$"
+        message = rf"^crop must be from 1 to the images' side of {SIDE} pixels, got {crop}; use another crop or side$"
         with pytest.raises(ConfigError, match=message):
             draw(share, 0, 1, crop=crop)
         with pytest.raises(ConfigError, match=message):

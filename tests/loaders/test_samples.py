@@ -107,10 +107,35 @@ def test_labels_by_the_stored_name_or_by_its_last_component(sc: SparkContext, tm
     ]  # fmt: skip
 
 
-def test_a_label_file_goes_before_the_layout(sc: SparkContext, tiny: TinySet) -> None:
-    labels = labels_of({key: 2 - label for key, (_, label) in tiny.train_images.items()})
+def test_a_label_file_and_a_layout_that_say_the_same(sc: SparkContext, tiny: TinySet) -> None:
+    labels = labels_of({key: label for key, (_, label) in tiny.train_images.items()})
     found = read_samples(sc, str(tiny.train), labels=labels).rdd.collect()
     assert {sample.key: sample.label for sample in found} == labels.by_key
+
+
+def test_a_label_file_that_contradicts_the_layout(sc: SparkContext, tiny: TinySet) -> None:
+    labels = labels_of({key: 2 - label for key, (_, label) in tiny.train_images.items()})
+    with pytest.raises(LabelError) as raised, readable_errors():
+        read_samples(sc, str(tiny.train), labels=labels).rdd.count()
+    key = f"{SYNSETS[0]}/{SYNSETS[0]}_0.JPEG"
+    assert str(raised.value) == (
+        f"{tiny.train}: {key} is of class 0, by sorted WordNet ID, but the label file says 2; leave the label file "
+        "out, or mend it"
+    )
+
+
+def test_a_label_file_of_another_set_is_found_at_the_first_images(sc: SparkContext, tiny: TinySet) -> None:
+    labels = labels_of({f"ILSVRC2012_test_{i:08d}.JPEG": 0 for i in range(40)})
+    samples = read_samples(sc, str(tiny.val), labels=labels)
+    with pytest.raises(LabelError) as raised:
+        samples.check_labels()
+    assert str(raised.value) == (
+        f"val.txt: labels no image of {tiny.val}, whose first is ILSVRC2012_val_00000001.JPEG, but such as "
+        "ILSVRC2012_test_00000000.JPEG; give the label file of that set"
+    )
+    some = labels_of({"ILSVRC2012_val_00000007.JPEG": 0})
+    read_samples(sc, str(tiny.val), labels=some).check_labels()
+    read_samples(sc, str(tiny.val)).check_labels()
 
 
 def test_classes_that_do_not_fit_are_named(sc: SparkContext, tiny: TinySet) -> None:
@@ -248,7 +273,8 @@ def test_a_damaged_shard_surfaces_as_our_error(sc: SparkContext, tmp_path: Path)
     with pytest.raises(ShardError) as raised, readable_errors():
         samples.shuffled(seed=1, partitions=4).rdd.count()
     assert str(raised.value) == (
-        f"{bad}: cut off at offset 2048: a tar ends with an end-of-archive mark, this one has none"
+        f"{bad}: cut off at offset 2048: a tar ends with an end-of-archive mark, this one has none; "
+        "copy or fetch the file again"
     )
 
 
@@ -260,7 +286,7 @@ def test_an_inner_tar_that_is_damaged_surfaces_too(sc: SparkContext, tiny: TinyS
     path.write_bytes(content)
     samples = read_samples(sc, str(path))
     with (
-        pytest.raises(ShardError, match=f"^{path}: not a tar at offset {part.start}: bad checksum$"),
+        pytest.raises(ShardError, match=f"^{path}: not a tar at offset {part.start}: bad checksum, it begins with "),
         readable_errors(),
     ):
         samples.rdd.count()

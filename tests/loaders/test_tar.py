@@ -209,7 +209,7 @@ def test_a_header_that_was_never_written_is_named_with_what_follows() -> None:
         read(holed, base=512)
     assert str(raised.value) == (
         f"{URL}: end-of-archive mark at offset {512 + HEADERS[1]}, but the tar goes on to offset {512 + len(holed)}; "
-        "a part of it was never written, or is damaged"
+        "a part of it was never written, or is damaged; copy or fetch the file again"
     )
 
 
@@ -226,7 +226,9 @@ def test_a_damaged_header_in_the_middle_is_named() -> None:
         broken[HEADERS[1] + byte] ^= 0xFF
         with pytest.raises(ShardError) as raised:
             read(bytes(broken), base=10_240)
-        assert str(raised.value) == f"{URL}: damaged header at offset {10_240 + HEADERS[1]}"
+        assert (
+            str(raised.value) == f"{URL}: damaged header at offset {10_240 + HEADERS[1]}; copy or fetch the file again"
+        )
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,10 @@ def test_data_that_come_short_are_an_error() -> None:
 
     with pytest.raises(ShardError) as raised:
         list(read_members(Shrinking(tar_bytes(THREE)), URL))
-    assert str(raised.value) == f"{URL}: cut off at offset 1112, within a.jpg (600 of 700 bytes)"
+    assert (
+        str(raised.value)
+        == f"{URL}: cut off at offset 1112, within a.jpg (600 of 700 bytes); copy or fetch the file again"
+    )
 
 
 def test_a_disk_that_fails_is_named() -> None:

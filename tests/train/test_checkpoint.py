@@ -350,7 +350,9 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(RunError, match=rf"^{tmp_path}/file: is a file; name a new folder for the run$"):
         checkpoint.refuse_used(tmp_path / "file")
-    with pytest.raises(RunError, match=rf"^{tmp_path}/file/run: cannot be written: Not a directory$"):
+    with pytest.raises(
+        RunError, match=rf"^{tmp_path}/file/run: {tmp_path}/file is a file; name another folder for the run$"
+    ):
         write(tmp_path / "file" / "run", rounds=())
 
 
@@ -363,17 +365,18 @@ def test_nothing_is_left_of_a_failed_write(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
         with pytest.raises(
-            RunError, match=rf"^{tmp_path}/run/\S+: cannot be written: No space left on device$"
+            RunError, match=rf"^{tmp_path}/run/\S+: cannot be written: No space left on device; make room there$"
         ) as caught:
             checkpoint.save(checkpoint_of(), tmp_path / "run", keep=1)
         with pytest.raises(
-            RunError, match=rf"^{tmp_path}/new/bad_samples.jsonl: cannot be written: No space left on device$"
+            RunError,
+            match=rf"^{tmp_path}/new/bad_samples.jsonl: cannot be written: No space left on device; make room there$",
         ):
             write(tmp_path / "new", rounds=())
     assert isinstance(caught.value.__cause__, OSError)
     assert sorted((tmp_path / "run").iterdir()) == sorted([*before, tmp_path / "run" / "checkpoints"])
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
-    assert not list((tmp_path / "new").iterdir())
+    assert not (tmp_path / "new").exists()
 
 
 class Full:
@@ -395,7 +398,9 @@ def test_a_failed_write_leaves_the_last_save(n: int, rounds: int, saved: Path, m
     changed = replace(checkpoint_of(rounds=6), rounds=rounds)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", Full(n))
-        with pytest.raises(RunError, match=rf"^{saved}\S*: cannot be written: No space left on device$"):
+        with pytest.raises(
+            RunError, match=rf"^{saved}\S*: cannot be written: No space left on device; make room there$"
+        ):
             checkpoint.save(changed, saved, keep=1)
     assert checkpoint.load(saved).weights.flat.tobytes() == checkpoint_of().weights.flat.tobytes()
     found, damaged = checkpoint.newest(saved)

@@ -170,7 +170,9 @@ def test_more_workers_than_slots(train_blocks: Blocks, sc: SparkContext, tmp_pat
 
 
 def test_a_crop_above_the_side(train_blocks: Blocks) -> None:
-    with pytest.raises(ConfigError, match=r"^crop must be from 1 to the images' side of 16 pixels, got 17$"):
+    with pytest.raises(
+        ConfigError, match=r"^crop must be from 1 to the images' side of 16 pixels, got 17; use another crop or side$"
+    ):
         trained(train_blocks, None, replace(CONFIG, crop=17))
 
 
@@ -250,7 +252,7 @@ def blocks_with_bad(sc: SparkContext, tiny: TinySet, tmp_path: Path) -> Callable
 
 def test_bad_samples_of_both_sets_are_named_in_the_run(blocks_with_bad: Callable[[], Blocks], tmp_path: Path) -> None:
     train_set, val_set = blocks_with_bad(), blocks_with_bad()
-    config = replace(CONFIG, workers=1, rounds=1, tau=1)
+    config = replace(CONFIG, workers=1, rounds=1, tau=1, batch=4)
     trained(train_set, val_set, config, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "bad_samples.jsonl").read_text().splitlines()]
     names = ["n01503061_bad.JPEG", "n01503061_cut.JPEG"]

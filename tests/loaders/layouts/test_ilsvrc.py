@@ -205,7 +205,7 @@ def test_an_inner_tar_with_a_damaged_header_is_named_at_its_place_in_the_file(tm
     header = offset_of(bytes(tar), f"{A}.tar") + 1536
     tar[header + 10] ^= 1
     url = write(tmp_path, bytes(tar))
-    with pytest.raises(ShardError, match=f"^{url}: damaged header at offset {header}$"):
+    with pytest.raises(ShardError, match=f"^{url}: damaged header at offset {header}; copy or fetch the file again$"):
         read(plan_source(url))
 
 
