@@ -4,9 +4,13 @@ Heavy modules (pyspark, torch) are imported by the command that needs them: `spa
 """
 
 import json as json_module
+import os
 import re
+import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import sparknet
-from sparknet.errors import ConfigError, SparkNetError
+from sparknet.errors import ConfigError, SparkNetError, StoppedError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -85,8 +89,8 @@ def inspect(
         samples = _read(sc, source, layout, labels, devkit_ids)
         with spark_progress(sc, "reading and decoding", screen):
             found = survey(samples, thumbs=50 if sheet else 0)
-    if sheet:
-        save_sheet(found, samples.class_names, sheet)
+        if sheet:
+            save_sheet(found, samples.class_names, sheet)
     widths = sorted(width for width, _ in found.sizes)
     heights = sorted(height for _, height in found.sizes)
     result = {
@@ -187,6 +191,7 @@ def train(
 
     sys.path.insert(0, "")  # a network of one's own lies in the folder that one is in
     if resume is not None:
+        folder = resume
         given_too = _given(context) - {"resume", "rounds", "master", "conf", "json"}
         if given_too:
             raise ConfigError(
@@ -209,9 +214,9 @@ def train(
             class_names=(),
             origin=_origin(context.params),
         )
-    folder = resume or out
+        folder = out
     from_, screen = settings.origin, console()
-    with running_spark(master, conf, screen) as sc:
+    with _resumable(folder), running_spark(master, conf, screen) as sc:
         if workers is None and resume is None:
             config = replace(config, workers=worker_slots(sc))
         if ":" in config.net:
@@ -289,12 +294,26 @@ def evaluate(
     typer.echo(f"top-1 {scores.top1:.2%}, top-5 {scores.top5:.2%} of {scores.samples:,} images")
 
 
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """Tell a person who stops a run how to go on with it."""
+    try:
+        yield
+    except StoppedError as error:
+        from sparknet.train.checkpoint import holds_run
+
+        if holds_run(folder):
+            error.add_note(f"to go on: sparknet train --resume {folder}")
+        raise
+
+
 # What main() is to show of an error besides its line.
 _shown: list[str] = []
 
 
 def main() -> None:
     """Run the command line; a mistake ends in one line on stderr and the exit status of its error."""
+    signal.signal(signal.SIGINT, _end)
     try:
         app()
     except Exception as error:  # noqa: BLE001 - whatever it is, a person gets a line, and its cause with --debug
@@ -307,6 +326,13 @@ def main() -> None:
         line = "; ".join([line, *getattr(error, "__notes__", ())])
         typer.echo(f"sparknet: {' '.join(line.split())}", err=True)
         sys.exit(status)
+
+
+def _end(*_: object) -> None:
+    """End at Ctrl-C where there is nothing to be put in order: before Spark is started, and after."""
+    sys.stderr.write("sparknet: stopped\n")
+    sys.stderr.flush()
+    os._exit(StoppedError.exit_status)
 
 
 def _cause(error: Exception) -> str:

@@ -63,6 +63,8 @@ def running_spark(master: str | None, conf: Sequence[str] | None, screen: Consol
             # Interrupted, py4j goes on to fail at whatever it does next.
             raise StoppedError("stopped") from error
         raise
+    finally:
+        signal.signal(signal.SIGINT, pressed.before)
     log.unlink(missing_ok=True)
 
 
@@ -79,7 +81,7 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
-        signal.signal(signal.SIGINT, self)
+        self.before = signal.signal(signal.SIGINT, self)
         # py4j logs the interruption of a call, in two places, with stack traces.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         logging.getLogger().addFilter(_is_no_interruption)

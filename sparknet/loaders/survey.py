@@ -105,11 +105,14 @@ def save_sheet(found: Survey, class_names: tuple[str, ...], path: Path) -> None:
             sheet.paste(picture, (x + (_THUMB - picture.width) // 2, y + (_THUMB - picture.height) // 2))
         name = "no label" if thumb.label is None else class_names[thumb.label]
         draw.text((x + _THUMB // 2, y + _THUMB + 1), name[:16], fill="black", anchor="mt")
+    beside = path.with_name(f"{path.name}.part")
     try:
-        sheet.save(path, "PNG")
+        sheet.save(beside, "PNG")
+        beside.replace(path)
     except OSError as error:
-        path.unlink(missing_ok=True)
         raise RunError(f"{path}: cannot write the sheet: {error.strerror or error}") from error
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _survey_part(samples: Iterable[Sample], thumbs: int) -> Iterator[Survey]:

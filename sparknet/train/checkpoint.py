@@ -121,6 +121,11 @@ def refuse_used(out: Path) -> None:
             )
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether a folder holds a run that can be gone on with."""
+    return (folder / _CONFIG).is_file()
+
+
 def begin(settings: Settings, mean: np.ndarray | None, bad: Iterable[BadSample], out: Path) -> None:
     """Make a run's folder, with all that is known before the first round.
 
@@ -175,7 +180,7 @@ def load_settings(folder: Path) -> Settings:
     Raises:
         RunError: the folder holds no run, or a damaged one.
     """
-    if not (folder / _CONFIG).is_file():
+    if not holds_run(folder):
         raise RunError(f"{folder}: holds no run; name the folder that `sparknet train` was given as --out")
     try:
         content: dict[str, Any] = json.loads((folder / _CONFIG).read_text())
