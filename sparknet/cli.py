@@ -288,7 +288,7 @@ def doctor(master: Master = None, conf: Conf = None, json: Json = False) -> None
 
     from sparknet.doctor import Result, examine
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     results: list[Result] = []
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
     for result in examine(master, conf or (), screen, trace="trace" in _shown):

@@ -11,14 +11,16 @@ import re
 import sys
 import textwrap
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from sparknet import probe
 from sparknet.errors import ConfigError, JavaError, StoppedError
 from sparknet.java import find_java, java_version
-from sparknet.probe import EXECUTORS_LIMIT_S, Answers, ask_spark, described, local_space
+from sparknet.probe import Answers, described
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,12 +47,10 @@ class Result(NamedTuple):
     found: str
     remedy: str = ""
 
-    def line(self, width: int | None = None) -> str:
-        """Show it on one line, or folded to some characters' width, indented from the second line on."""
+    def line(self, width: int = 10_000) -> str:
+        """Show it on one line, or folded to the width in characters, indented from the second line on."""
         head = f"{MARKS[self.status]:4} {self.name:12} "
-        text = f"{self.found}; {self.remedy}" if self.remedy else self.found
-        if width is None:
-            return head + text
+        text = f"{self.found.rstrip('.')}; {self.remedy}" if self.remedy else self.found
         lines = textwrap.wrap(text, max(width - len(head), 20), break_long_words=False, break_on_hyphens=False)
         return head + ("\n" + " " * len(head)).join(lines)
 
@@ -83,7 +83,7 @@ class Check(NamedTuple):
     Attributes:
         name: as it is shown.
         look: gives what is there, or raises.
-        remedy: what to do where `look` raises.
+        remedy: what to do then.
         needs: checks that must have gone well before.
         optional: training runs without it.
     """
@@ -122,7 +122,9 @@ def examine(master: str | None, conf: Sequence[str], screen: "Console", trace: b
 
 def _result(check: Check, setup: _Setup, trace: bool) -> Result:
     try:
-        return Result(check.name, "ok", check.look(setup))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what does harm is found by looking
+            return Result(check.name, "ok", check.look(setup))
     except (KeyboardInterrupt, StoppedError):
         raise
     except _NotTriedError as error:
@@ -134,7 +136,7 @@ def _result(check: Check, setup: _Setup, trace: bool) -> Result:
         if isinstance(error, _FaultError):
             found, remedy = error.found, error.remedy
         elif isinstance(error, ConfigError):
-            found, _, remedy = found.rpartition("; ")
+            found, _, remedy = found.partition("; ")
         return Result(check.name, "absent" if check.optional else "failed", found, remedy or check.remedy)
 
 
@@ -232,13 +234,13 @@ def _java(_: _Setup) -> str:
 
 
 def _spark(setup: _Setup) -> str:
-    setup.answers = ask_spark(setup.master, setup.conf, setup.screen)
+    setup.answers = probe.ask_spark(setup.master, setup.conf, setup.screen)
     return f"starts on {setup.answers.master}"
 
 
 def _slots(setup: _Setup) -> str:
     if setup.answers is None or not setup.answers.slots:
-        raise _FaultError(f"0 within {EXECUTORS_LIMIT_S} s")
+        raise _FaultError(f"0 within {probe.EXECUTORS_LIMIT_S} s")
     return f"{setup.answers.slots}, for as many workers"
 
 
@@ -259,7 +261,7 @@ def _cache(setup: _Setup) -> str:
     if setup.answers is not None and setup.answers.executors:
         spaces = [executor.space for executor in setup.answers.executors]
     elif setup.master is None or setup.master.startswith("local"):
-        spaces = [local_space(setup.conf)]
+        spaces = [probe.local_space(setup.conf)]
     else:
         raise _NotTriedError("needs executors")
     least = min(spaces, key=lambda space: (not space.fault, space.free_bytes))

@@ -9,19 +9,20 @@ import shutil
 import socket
 import sys
 import tempfile
+import textwrap
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparknet.errors import SparkNetError, StoppedError
+from sparknet.errors import SessionError, SparkNetError, StoppedError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-EXECUTORS_LIMIT_S = 60
+EXECUTORS_LIMIT_S = 90
 """A standalone cluster's executors are there within seconds, YARN's within a minute where it has room."""
 
 _NEEDED_THERE = ("torch", "sparknet.loaders.blocks", "sparknet.train.worker")
@@ -98,6 +99,8 @@ def ask_spark(master: str | None, conf: Sequence[str], screen: "Console") -> Ans
         started = SparkContext._active_spark_context
         if started is None:
             raise
+        if started._jsc.sc().isStopped():  # the JVM's part ends by itself where no master answers
+            raise SessionError(f"Spark gave up on {started.master}: no master answers there") from error
         # What failed was the first task.
         answers = Answers(master=str(started.master), slots=worker_slots(started), fault=str(error))
         started.stop()
@@ -106,23 +109,27 @@ def ask_spark(master: str | None, conf: Sequence[str], screen: "Console") -> Ans
 
 @contextmanager
 def _no_endless_wait() -> Iterator[None]:
-    """End the first job where no executor comes: Spark itself would wait for ever."""
+    """End the jobs of a session that has no executor for too long: Spark itself would wait for ever."""
     from pyspark import SparkContext
 
     from sparknet.session import worker_slots
 
-    def look() -> None:
-        sc = SparkContext._active_spark_context
-        if sc is not None and worker_slots(sc) == 0:
-            sc.cancelAllJobs()
+    over = threading.Event()
 
-    timer = threading.Timer(EXECUTORS_LIMIT_S, look)
-    timer.daemon = True
-    timer.start()
+    def watch() -> None:
+        without_s = 0
+        while not over.wait(1):
+            sc = SparkContext._active_spark_context
+            with suppress(Exception):  # the session ends when it will, also between these two lines
+                without_s = without_s + 1 if sc is not None and worker_slots(sc) == 0 else 0
+                if sc is not None and without_s >= EXECUTORS_LIMIT_S:
+                    sc.cancelAllJobs()
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        over.set()
 
 
 def look_around(_: int) -> Executor:
@@ -167,6 +174,6 @@ def space_in(folders: str) -> Space:
 
 
 def described(error: BaseException) -> str:
-    """Put an error into one line, with its kind where the line does not tell it."""
-    text = " ".join(str(error).split())
+    """Put an error into one line, with its kind where the line does not tell it. A JVM's holds a stack trace."""
+    text = textwrap.shorten(str(error), 300, placeholder=" ...")
     return text if text and isinstance(error, (ImportError, SparkNetError)) else f"{type(error).__name__}: {text}"
