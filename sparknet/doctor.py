@@ -25,6 +25,7 @@ from sparknet.probe import Answers, described
 if TYPE_CHECKING:
     from rich.console import Console
 
+_NO_ANSWERS = Answers(master="", slots=0)
 MARKS = {"ok": "ok", "failed": "FAIL", "absent": "no", "not tried": "--"}
 
 # Room for 5,461 images of 256 x 256, fewer than any set worth a cluster; and Spark's shuffles go to the same disk.
@@ -56,11 +57,7 @@ class Result(NamedTuple):
 
 
 class _FaultError(Exception):
-    """Something that is not as it should be. Its remedy is the check's where it has none of its own."""
-
-    def __init__(self, found: str, remedy: str = "") -> None:
-        super().__init__(found)
-        self.found, self.remedy = found, remedy
+    """What is not as it should be, and what to do where that is not the check's remedy."""
 
 
 class _NotTriedError(Exception):
@@ -74,7 +71,7 @@ class _Setup:
     master: str | None
     conf: Sequence[str]
     screen: "Console"
-    answers: Answers | None = None
+    answers: Answers = _NO_ANSWERS
 
 
 class Check(NamedTuple):
@@ -134,17 +131,16 @@ def _result(check: Check, setup: _Setup, trace: bool) -> Result:
             traceback.print_exception(error)
         found, remedy = described(error), ""
         if isinstance(error, _FaultError):
-            found, remedy = error.found, error.remedy
+            found, remedy = (*error.args, "")[:2]
         elif isinstance(error, ConfigError):
             found, _, remedy = found.partition("; ")
         return Result(check.name, "absent" if check.optional else "failed", found, remedy or check.remedy)
 
 
 def _python(_: _Setup) -> str:
-    found = f"{sys.version.split()[0]} ({sys.executable})"
     if sys.version_info < (3, 11):  # noqa: UP036 - pip refuses an older one, a checkout on the path does not
-        raise _FaultError(found)
-    return found
+        raise _FaultError(sys.version)
+    return f"{sys.version.split()[0]} ({sys.executable})"
 
 
 def _version(module: str, lowest: str = "0", below: str = "") -> str:
@@ -239,26 +235,26 @@ def _spark(setup: _Setup) -> str:
 
 
 def _slots(setup: _Setup) -> str:
-    if setup.answers is None or not setup.answers.slots:
+    if not setup.answers.slots:
         raise _FaultError(f"0 within {probe.EXECUTORS_LIMIT_S} s")
     return f"{setup.answers.slots}, for as many workers"
 
 
 def _executors(setup: _Setup) -> str:
-    answers = setup.answers or Answers(master="", slots=0)
-    if answers.fault:
-        found, _, remedy = answers.fault.rpartition("; ")
+    if setup.answers.fault:
+        found, _, remedy = setup.answers.fault.rpartition("; ")
         raise _FaultError(found, remedy)
-    for executor in answers.executors:
+    executors = setup.answers.executors
+    for executor in executors:
         if executor.fault:
             raise _FaultError(f"{executor.python} on {executor.space.host} {executor.fault}")
-    pythons = sorted({f"{executor.python} with torch {executor.torch}" for executor in answers.executors})
-    hosts = len({executor.space.host for executor in answers.executors})
+    pythons = sorted({f"{executor.python} with torch {executor.torch}" for executor in executors})
+    hosts = len({executor.space.host for executor in executors})
     return f"{', '.join(pythons)}, on {hosts} {'host' if hosts == 1 else 'hosts'}"
 
 
 def _cache(setup: _Setup) -> str:
-    if setup.answers is not None and setup.answers.executors:
+    if setup.answers.executors:
         spaces = [executor.space for executor in setup.answers.executors]
     elif setup.master is None or setup.master.startswith("local"):
         spaces = [probe.local_space(setup.conf)]
@@ -289,9 +285,7 @@ CHECKS = (
     Check("safetensors", _package("safetensors", "0.4.5"), "pip install 'safetensors>=0.4.5'"),
     Check("pandas", _package("pandas", "2.2", "3"), "for petastorm: pip install 'pandas>=2.2,<3'", optional=True),
     Check("pyarrow", _package("pyarrow", "18"), "for petastorm: pip install 'pyarrow>=18'", optional=True),
-    Check(
-        "petastorm", _petastorm, "pip install petastorm==0.12.1", needs=("numpy", "pandas", "pyarrow"), optional=True
-    ),
+    Check("petastorm", _petastorm, "pip install petastorm==0.12.1", needs=("pandas", "pyarrow"), optional=True),
     Check("S3 client", _package("s3fs"), "for s3://: pip install 'sparknet[s3]'", optional=True),
     Check("HDFS client", _package("hdfs_native"), "for hdfs://: pip install 'sparknet[hdfs]'", optional=True),
     Check("WebHDFS", _package("requests"), "for webhdfs://: pip install 'sparknet[hdfs]'", optional=True),
@@ -300,11 +294,6 @@ CHECKS = (
     Check("pyspark", _package("pyspark", "4.0", "5"), "pip install 'pyspark>=4.0,<5'"),
     Check("Spark", _spark, "see --master and --conf, and Spark's log", needs=("Java", "pyspark")),
     Check("slots", _slots, "start workers at this master, or end what holds their cores", needs=("Spark",)),
-    Check(
-        "executors",
-        _executors,
-        "install there what is here, or let PYSPARK_PYTHON name a Python that has it",
-        ("slots",),
-    ),
+    Check("executors", _executors, "install it, or let PYSPARK_PYTHON name a Python that has it", needs=("slots",)),
     Check("cache", _cache, "let --conf spark.local.dir=FOLDER, or SPARK_LOCAL_DIRS, name another folder"),
 )
