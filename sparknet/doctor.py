@@ -214,7 +214,7 @@ def _petastorm(_: _Setup) -> str:
 
     install()
     importlib.import_module("petastorm.unischema")
-    return f"{PETASTORM_VERSION}, beside this pyarrow by sparknet.loaders.petastorm_compat"
+    return f"{PETASTORM_VERSION}, with sparknet.loaders.petastorm_compat"
 
 
 def _java(_: _Setup) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -357,6 +358,25 @@ def test_a_folder_that_is_yet_to_be_made(tmp_path: Path) -> None:
     assert (space.folder, space.fault) == (f"{tmp_path}/a/b", "")
     assert space.free_bytes > 0
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.heavy
+def test_ctrl_c_while_spark_starts(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from sparknet.cli import main; main()", "doctor"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until(lambda: bool(list(tmp_path.glob("sparknet-*.log"))), "Spark's start")
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, err) == (130, "sparknet: stopped\n")
+    assert "FAIL" not in out
+    wait_until(lambda: group_is_empty(process.pid), "the end of the JVM and its workers")
+    assert list(tmp_path.glob("sparknet*")) == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StoppedError("stopped")])
