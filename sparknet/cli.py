@@ -6,6 +6,7 @@ Heavy modules (pyspark, torch) are imported by the command that needs them: `spa
 import json as json_module
 import os
 import re
+import shutil
 import signal
 import sys
 import traceback
@@ -292,6 +293,29 @@ def evaluate(
         _print_json({"top1": scores.top1, "top5": scores.top5, "images": scores.samples})
         return
     typer.echo(f"top-1 {scores.top1:.2%}, top-5 {scores.top5:.2%} of {scores.samples:,} images")
+
+
+@app.command()
+def doctor(master: Master = None, conf: Conf = None, json: Json = False) -> None:
+    """Look whether what training needs is there and works, and say what to do where it is not."""
+    from rich.console import Console
+
+    from sparknet.doctor import Result, examine
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    results: list[Result] = []
+    screen = Console(stderr=True, highlight=False, soft_wrap=True)
+    for result in examine(master, conf or (), screen, trace="trace" in _shown):
+        results.append(result)
+        if not json:
+            typer.echo(result.line(width))
+    failed = [result.name for result in results if result.status == "failed"]
+    if json:
+        _print_json({"ok": not failed, "checks": [result._asdict() for result in results]})
+    else:
+        typer.echo(f"\ntraining cannot run: {', '.join(failed)}" if failed else "\ntraining can run")
+    if failed:
+        raise typer.Exit(1)
 
 
 @contextmanager

@@ -7,8 +7,9 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from py4j.protocol import Py4JError
@@ -22,6 +23,9 @@ from sparknet.java import find_java
 
 # Without the 4, a local master does not try a failed task again.
 DEFAULT_MASTER = "local[*,4]"
+
+EXECUTORS_LIMIT_S = 90
+"""How long to wait for a slot: a standalone cluster gives one within seconds, YARN within a minute where it has room."""
 
 _DEFAULTS = {
     # The JVM must hold a round's weights from all workers; its own defaults are 1 GB and a limit of 1 GB.
@@ -158,8 +162,16 @@ def _try_executors(sc: SparkContext) -> None:
     """
     python = os.environ.get("PYSPARK_PYTHON", "python3")
     try:
-        found = sc.parallelize([None], 1).map(_version).first()
+        with _no_endless_wait(sc):
+            found = sc.parallelize([None], 1).map(_version).first()
     except (Py4JError, PySparkException) as error:
+        if sc._jsc.sc().isStopped():  # the JVM's part ends by itself where no master answers
+            raise SessionError(f"Spark gave up on {sc.master}: no master answers there") from error
+        if not worker_slots(sc):
+            raise SessionError(
+                f"{sc.master} gave no slot for a task within {EXECUTORS_LIMIT_S} s; start workers at this master, or "
+                "end what holds their cores"
+            ) from error
         lines = [line for line in str(error).splitlines() if re.match(r"[\w.]*(Error|Exception)\b.*: ", line.strip())]
         cause = lines[-1].strip() if lines else "the task failed"
         raise SessionError(
@@ -170,6 +182,26 @@ def _try_executors(sc: SparkContext) -> None:
         raise SessionError(f"executors have sparknet {found}, the driver has {sparknet.__version__}; install the same")
 
 
+@contextmanager
+def _no_endless_wait(sc: SparkContext) -> Iterator[None]:
+    """End the jobs of a session that has no executor for too long: Spark itself would wait for ever."""
+    over = threading.Event()
+
+    def watch() -> None:
+        without_s = 0
+        with suppress(Exception):  # the session may end meanwhile
+            while not over.wait(1):
+                without_s = 0 if worker_slots(sc) else without_s + 1
+                if without_s >= EXECUTORS_LIMIT_S:
+                    sc.cancelAllJobs()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
 def _version(_: None) -> str:
     return sparknet.__version__
 
@@ -177,8 +209,9 @@ def _version(_: None) -> str:
 def _last_error(log: Path | None) -> str | None:
     if log is None:
         return None
-    lines = [line for line in log.read_text(errors="replace").splitlines() if "Exception" in line or "Error" in line]
-    return lines[-1].strip() if lines else None
+    lines = [line.strip().removeprefix("Caused by: ") for line in log.read_text(errors="replace").splitlines()]
+    causes = [line for line in lines if re.match(r"(Exception in .*|[\w.$]*(Exception|Error)\b)", line)]
+    return causes[-1] if causes else None
 
 
 @contextmanager

@@ -223,7 +223,7 @@ def test_help_is_quick() -> None:
 
 def test_help_lists_the_commands() -> None:
     out = CliRunner().invoke(cli.app, ["--help"]).stdout
-    for command in ("inspect", "train", "evaluate"):
+    for command in ("inspect", "train", "evaluate", "doctor"):
         assert f"\n  {command} " in out
     assert CliRunner().invoke(cli.app, ["--version"]).stdout == f"sparknet {sparknet.__version__}\n"
 
