@@ -25,7 +25,7 @@ from sparknet.java import find_java
 DEFAULT_MASTER = "local[*,4]"
 
 EXECUTORS_LIMIT_S = 90
-"""How long to wait for a slot: a standalone cluster gives one within seconds, YARN within a minute where it has room."""
+"""How long to wait for a slot: a standalone cluster gives one in seconds, YARN in a minute where it has room."""
 
 _DEFAULTS = {
     # The JVM must hold a round's weights from all workers; its own defaults are 1 GB and a limit of 1 GB.
