@@ -5,7 +5,6 @@ Heavy modules (pyspark, torch) are imported by the command that needs them: `spa
 
 import json as json_module
 import os
-import re
 import shutil
 import signal
 import sys
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import sparknet
-from sparknet.errors import ConfigError, SparkNetError, StoppedError
+from sparknet.errors import ConfigError, SparkNetError, StoppedError, cause_in
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -346,7 +345,8 @@ def main() -> None:
         if isinstance(error, SparkNetError):
             line, status = str(error), error.exit_status
         else:
-            line, status = f"failed: {_cause(error)}; `sparknet --debug ...` shows where", 1
+            cause = cause_in(str(error)) or f"{type(error).__name__}: {error}"  # of a failed Spark job, what failed it
+            line, status = f"failed: {cause}; `sparknet --debug ...` shows where", 1
         line = "; ".join([line, *getattr(error, "__notes__", ())])
         typer.echo(f"sparknet: {' '.join(line.split())}", err=True)
         sys.exit(status)
@@ -357,13 +357,6 @@ def _end(*_: object) -> None:
     sys.stderr.write("sparknet: stopped\n")
     sys.stderr.flush()
     os._exit(StoppedError.exit_status)
-
-
-def _cause(error: Exception) -> str:
-    """Name an error in a line; of a failed Spark job, the error that failed it."""
-    lines = [line.strip().removeprefix("Caused by: ") for line in str(error).splitlines()]
-    causes = [line for line in lines if re.match(r"[\w.$]*(Error|Exception)\b.*: ", line)]
-    return causes[-1] if len(lines) > 1 and causes else f"{type(error).__name__}: {error}"
 
 
 def _config(net: str, given: dict[str, Any]) -> "TrainConfig":

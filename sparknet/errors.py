@@ -4,6 +4,8 @@ The command line prints the message as one line and exits with `exit_status`: 2 
 failure of the program or of the machine.
 """
 
+import re
+
 
 class SparkNetError(Exception):
     """The root of the tree."""
@@ -67,3 +69,14 @@ class RunError(SparkNetError):
 
 class DivergedError(SparkNetError):
     """The loss of a worker is no longer a finite number."""
+
+
+def cause_in(text: str) -> str | None:
+    """Find the last error that a stack trace, or a log with stack traces, names: Python's or a JVM's.
+
+    Returns:
+        The line that says what was wrong; None where there is none.
+    """
+    lines = [line.strip().removeprefix("Caused by: ").removeprefix(": ") for line in text.splitlines()]
+    causes = [line for line in lines if re.match(r"(Exception in .*|[\w.$]*(Exception|Error)\b.*: )", line)]
+    return causes[-1] if causes else None

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import sparknet
-from sparknet.errors import ConfigError, SessionError, SparkNetError
+from sparknet.errors import ConfigError, SessionError, SparkNetError, cause_in
 from sparknet.java import find_java
 
 # Without the 4, a local master does not try a failed task again.
@@ -80,7 +80,7 @@ def start(
         with _stderr_to(log):
             spark = builder.getOrCreate()
     except (Py4JError, PySparkException, OSError, RuntimeError) as error:
-        cause = _last_error(log) or " ".join(str(error).split())
+        cause = _last_error(log) or cause_in(str(error)) or error
         raise SessionError(f"Spark does not start on {master}: {cause}") from error
     _try_executors(spark.sparkContext)
     return spark
@@ -172,8 +172,7 @@ def _try_executors(sc: SparkContext) -> None:
                 f"{sc.master} gave no slot for a task within {EXECUTORS_LIMIT_S} s; start workers at this master, or "
                 "end what holds their cores"
             ) from error
-        lines = [line for line in str(error).splitlines() if re.match(r"[\w.]*(Error|Exception)\b.*: ", line.strip())]
-        cause = lines[-1].strip() if lines else "the task failed"
+        cause = cause_in(str(error)) or "the task failed"
         raise SessionError(
             f"executors cannot run SparkNet with {python}: {cause}; install sparknet {sparknet.__version__} there, "
             "or let PYSPARK_PYTHON name the Python that has it"
@@ -209,9 +208,7 @@ def _version(_: None) -> str:
 def _last_error(log: Path | None) -> str | None:
     if log is None:
         return None
-    lines = [line.strip().removeprefix("Caused by: ") for line in log.read_text(errors="replace").splitlines()]
-    causes = [line for line in lines if re.match(r"(Exception in .*|[\w.$]*(Exception|Error)\b)", line)]
-    return causes[-1] if causes else None
+    return cause_in(log.read_text(errors="replace"))
 
 
 @contextmanager

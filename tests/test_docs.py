@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark import SparkContext
 
-from tests.sets import TinySet
+from tests.sets import TinySet, write_tiny_set
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -21,12 +21,18 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return [(match[1], match[2]) for match in FENCE.finditer(page.read_text())]
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> TinySet:
+    """As many images as two minibatches of the networks that come with SparkNet need."""
+    return write_tiny_set(tmp_path_factory.mktemp("small"), per_class=70)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_examples_run(
-    page: Path, tiny: TinySet, sc: SparkContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, small: TinySet, sc: SparkContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path in (tiny.train, tiny.val, tiny.val_txt, tiny.ground_truth, tiny.devkit_ids):
+    for path in (small.train, small.val, small.val_txt, small.ground_truth, small.devkit_ids):
         shutil.copy(path, tmp_path)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     monkeypatch.chdir(tmp_path)

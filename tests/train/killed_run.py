@@ -1,6 +1,7 @@
 """A small run in a process of its own, which kills itself at a given moment: `python -m tests.train.killed_run`."""
 
 import argparse
+import dataclasses
 import os
 import shutil
 import signal
@@ -119,6 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("train", "val", "labels", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=CONFIG.rounds)
     parser.add_argument("--moment", default="never")
     parser.add_argument("--n", type=int, default=1)
     parser.add_argument("--delay-s", type=float, default=0.0)
@@ -130,7 +132,8 @@ def main() -> None:
     val_set = cache(read_samples(sc, str(given.val), labels=labels, class_names=SYNSETS), 16)
     on_round = prepare(given.moment, given.n, given.delay_s)
     resume = (given.out / "config.json").exists()
-    train(train_set, val_set, CONFIG, out=given.out, resume=resume, on_round=on_round)
+    config = dataclasses.replace(CONFIG, rounds=given.rounds)
+    train(train_set, val_set, config, out=given.out, resume=resume, on_round=on_round)
 
 
 if __name__ == "__main__":

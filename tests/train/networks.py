@@ -151,7 +151,14 @@ class Two(nn.Module):
 
 def large(classes: int) -> nn.Module:
     """Some 10 MB of weights."""
-    width = 150_000
+    return _wide(150_000, classes)
+
+
+def forty_megabytes(classes: int) -> nn.Module:
+    return _wide(625_000, classes)
+
+
+def _wide(width: int, classes: int) -> nn.Module:
     return nn.Sequential(
         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, width), nn.ReLU(), nn.Linear(width, classes)
     )
