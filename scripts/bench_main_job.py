@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import statistics
+import sys
 import time
 
 import numpy as np
@@ -41,6 +42,8 @@ def main() -> None:
         published(arguments.net), workers=arguments.workers, tau=arguments.tau, rounds=arguments.rounds
     )
     spark = start(app_name="bench_main_job")
+    if arguments.rounds < 20:
+        print(f"{arguments.rounds} rounds measure the start of the workers, not their speed; 30 do", file=sys.stderr)
     try:
         print(json.dumps(compare(spark.sparkContext, arguments.source, arguments.side, config, arguments.turns)))
     finally:

@@ -36,14 +36,14 @@ print(
 PYTHON
 cat <<END
 The run's files: $run
-The images it saw: $data
+The images it saw: $data (both stay; remove $scratch when you are done)
 
 To train on ImageNet as it is given out (/data may be a folder or, with the extras s3 and hdfs, a URL):
 
     . "$SPARKNET_VENV/bin/activate"
     sparknet train /data/ILSVRC2012_img_train.tar \\
         --val /data/ILSVRC2012_img_val.tar --val-labels /data/val.txt \\
-        --net cifar10_quick --side 32 --crop 32 --workers 2 --tau 10 --rounds 10000 --out my-run
+        --net cifar10_quick --side 32 --crop 32 --workers 2 --tau 10 --rounds 400 --out my-run
 
 That is a small network on small images. For one of your own, on large ones: --net MODULE:FUNCTION --side 256
 --crop 227, where FUNCTION(classes, crop) in MODULE.py returns a torch.nn.Module.

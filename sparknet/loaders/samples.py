@@ -20,6 +20,8 @@ from sparknet.loaders.layouts import plan_source
 from sparknet.loaders.layouts.plan import Part, Sample
 from sparknet.session import readable_errors
 
+_MIB = 1024 * 1024
+
 # Images whose labels are looked up before a pass begins.
 _LOOKED_UP = 20
 
@@ -134,13 +136,15 @@ class Samples:
 
         Args:
             seed: of the order.
-            partitions: of the result; 64, or one for each 64 MiB where that is more, if None.
+            partitions: of the result. One for each MiB if None, from 16 to 64; or one for each 64 MiB where that is
+                more.
 
         Raises:
             ConfigError: partitions is below 1.
         """
         if partitions is None:
-            partitions = max(64, self.size // (64 * 1024 * 1024))
+            # From the data alone: the same on every machine.
+            partitions = max(16, min(64, self.size // _MIB), self.size // (64 * _MIB))
         if partitions < 1:
             raise ConfigError(f"partitions must be at least 1, got {partitions}")
         scattered = self.rdd.mapPartitionsWithIndex(partial(_scatter, seed=seed, partitions=partitions))

@@ -259,8 +259,9 @@ def test_dealing_out_is_even_for_any_numbers(counts: list[int], partitions: int,
 
 def test_how_many_partitions_there_are_unless_told(sc: SparkContext, tiny: TinySet) -> None:
     samples = read_samples(sc, str(tiny.train))
-    assert samples.shuffled(seed=0).rdd.getNumPartitions() == 64
-    assert replace(samples, size=100 * 64 * 1024 * 1024).shuffled(seed=0).rdd.getNumPartitions() == 100
+    assert samples.size < 2**20
+    for mib, partitions in ((0, 16), (16, 16), (17, 17), (64, 64), (4096, 64), (6400, 100)):
+        assert replace(samples, size=mib * 2**20).shuffled(seed=0).rdd.getNumPartitions() == partitions
     with pytest.raises(ConfigError, match=r"^partitions must be at least 1, got 0$"):
         samples.shuffled(seed=0, partitions=0)
 

@@ -9,6 +9,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pyspark import SparkContext
@@ -59,16 +60,20 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def resident(process: str) -> float:
-    """Memory of a process that is not another's too, MiB."""
-    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    """Memory of a process that is not another's too, MiB; 0 where it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except (ProcessLookupError, FileNotFoundError):
+        return 0
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
 def descendants(process: int) -> Iterator[int]:
     for children in Path(f"/proc/{process}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            yield child
-            yield from descendants(child)
+        with suppress(ProcessLookupError, FileNotFoundError):  # it may end meanwhile
+            for child in map(int, children.read_text().split()):
+                yield child
+                yield from descendants(child)
 
 
 def main() -> None:
