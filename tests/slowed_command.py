@@ -26,8 +26,8 @@ TASKS: dict[str, tuple[Any, str]] = {
     "evaluating": (evaluate, "_score_task"),
 }
 
-FIRST_CHECKPOINT = 7
-"""Files that are flushed to disk up to a run's first checkpoint, and within the second."""
+FIRST_CHECKPOINT = 8
+"""Files that are flushed to disk up to the end of a run's first checkpoint."""
 
 
 def stay(mark: Path) -> None:

@@ -146,7 +146,7 @@ def begin(settings: Settings, mean: np.ndarray | None, bad: Iterable[BadSample],
             lines = "".join(json.dumps(sample._asdict()) + "\n" for sample in bad)
             _write(out / _BAD, lines.encode())
             if mean is not None:
-                _write(out / _MEAN, serialize({"mean": mean}))
+                _write(out / _MEAN, _pack({"mean": mean}))
         save_settings(settings, out)
     except RunError:
         for name in (_BAD, _MEAN):
@@ -207,7 +207,7 @@ def load_mean(settings: Settings, folder: Path) -> np.ndarray | None:
     if not settings.config.subtract_mean:
         return None
     try:
-        mean: np.ndarray = deserialize((folder / _MEAN).read_bytes())["mean"]
+        mean: np.ndarray = _unpack((folder / _MEAN).read_bytes())["mean"]
     except _DAMAGE as error:
         raise RunError(f"{folder / _MEAN}: damaged: {type(error).__name__}: {error}") from error
     return mean
@@ -223,7 +223,7 @@ def load(folder: Path) -> Run:
     if not (folder / _WEIGHTS).exists():
         raise RunError(f"{folder}: no weights yet, the run was stopped before its first checkpoint; --resume {folder}")
     try:
-        weights = _parse_weights((folder / _WEIGHTS).read_bytes())
+        weights = WeightCollection.from_arrays(_unpack((folder / _WEIGHTS).read_bytes()))
     except _DAMAGE as error:
         raise RunError(f"{folder / _WEIGHTS}: damaged: {type(error).__name__}: {error}") from error
     return Run(settings=settings, weights=weights, mean=load_mean(settings, folder))
@@ -240,7 +240,7 @@ def save(checkpoint: Checkpoint, out: Path, keep: int) -> None:
     Raises:
         RunError: it cannot be written; what was there before is untouched.
     """
-    files = {_WEIGHTS: serialize(dict(checkpoint.weights), metadata=_order(checkpoint.weights))}
+    files = {_WEIGHTS: _pack(checkpoint.weights)}
     if checkpoint.momentum:
         files[_MOMENTUM] = serialize({f"{i:05d}": array for i, array in enumerate(checkpoint.momentum)})
     state = {
@@ -255,6 +255,9 @@ def save(checkpoint: Checkpoint, out: Path, keep: int) -> None:
     beside = _beside(folder)
     try:
         with _written(out):
+            if (out / METRICS).exists():
+                with (out / METRICS).open("ab") as metrics:
+                    os.fsync(metrics.fileno())  # a checkpoint that outlives its rounds' lines could not be resumed
             for stale in folder.parent.glob("*.part"):  # of a run that was killed
                 shutil.rmtree(stale)
             beside.mkdir(parents=True)
@@ -277,7 +280,7 @@ def save_weights(weights: WeightCollection, out: Path) -> None:
         RunError: they cannot be written.
     """
     with _written(out):
-        _write(out / _WEIGHTS, serialize(dict(weights), metadata=_order(weights)))
+        _write(out / _WEIGHTS, _pack(weights))
 
 
 def newest(out: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -346,7 +349,7 @@ def _read(folder: Path) -> Checkpoint:
         rounds=state["rounds"],
         images=state["images"],
         seconds=state["seconds"],
-        weights=_parse_weights(files[_WEIGHTS]),
+        weights=WeightCollection.from_arrays(_unpack(files[_WEIGHTS])),
         momentum=tuple(momentum[name] for name in sorted(momentum)),
         scores=Scores(**state["scores"]) if state["scores"] else None,
     )
@@ -356,18 +359,20 @@ def _sum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _order(weights: WeightCollection) -> dict[str, str]:
-    # safetensors sorts its tensors; a flat buffer must keep its order.
-    return {"order": json.dumps(list(weights))}
+def _pack(tensors: Mapping[str, np.ndarray]) -> bytes:
+    # safetensors sorts its tensors, and a flat buffer must keep its order. Of several keys it would shuffle the order.
+    ours = {"order": list(tensors), "sha256": _sum(b"".join(array.tobytes() for array in tensors.values()))}
+    return serialize(dict(tensors), metadata={"sparknet": json.dumps(ours)})
 
 
-def _parse_weights(data: bytes) -> WeightCollection:
-    tensors = deserialize(data)
+def _unpack(data: bytes) -> dict[str, np.ndarray]:
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    order = json.loads(header["__metadata__"]["order"])
-    if set(order) != set(tensors):
-        raise ValueError("the tensors are not those of the stated order")
-    return WeightCollection.from_arrays({name: tensors[name] for name in order})
+    ours = json.loads(header["__metadata__"]["sparknet"])
+    found = deserialize(data)
+    tensors = {name: found[name] for name in ours["order"]}
+    if _sum(b"".join(array.tobytes() for array in tensors.values())) != ours["sha256"] or len(tensors) != len(found):
+        raise ValueError("its tensors are not what was written (their SHA-256 differs)")
+    return tensors
 
 
 @contextmanager

@@ -498,12 +498,14 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "cut by a byte": lambda run: truncate(
         run / "weights.safetensors", (run / "weights.safetensors").stat().st_size - 1
     ),
+    "a weight that changed": lambda run: flip(run / "weights.safetensors", 0.9),
+    "a mean that changed": lambda run: flip(run / "mean.safetensors", 0.9),
     "empty weights": lambda run: truncate(run / "weights.safetensors", 0),
     "weights without order": lambda run: safetensors.torch.save_file(
         {"w": torch.zeros(3)}, run / "weights.safetensors"
     ),
     "weights without a tensor": lambda run: safetensors.torch.save_file(
-        {"w": torch.zeros(3)}, run / "weights.safetensors", {"order": '["w", "v"]'}
+        {"w": torch.zeros(3)}, run / "weights.safetensors", {"sparknet": '{"order": ["w", "v"], "sha256": ""}'}
     ),
     "no mean": lambda run: (run / "mean.safetensors").unlink(),
     "cut mean": lambda run: truncate(run / "mean.safetensors", 100),
