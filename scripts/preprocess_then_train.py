@@ -1,6 +1,6 @@
 """Preprocess images inside Spark, then train on them: copy this page and begin your own from it.
 
-    spark-submit scripts/preprocess_then_train.py TRAIN.tar VAL.tar val.txt RUN
+    spark-submit --conf spark.log.level=WARN scripts/preprocess_then_train.py TRAIN.tar VAL.tar val.txt RUN
 
 TRAIN.tar is ILSVRC2012_img_train.tar or made like it (an inner tar a class), VAL.tar a flat tar, val.txt its labels,
 'name index' a line; each a path or a URL. RUN is the folder to make. What follows is the command `sparknet train`,

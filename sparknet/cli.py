@@ -132,7 +132,8 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; made, and must hold no other run.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder; beside it, only --rounds may be given.")
+        Path | None,
+        typer.Option(help="Go on with the run in this folder; beside it, --rounds, --master, --conf and --json alone."),
     ] = None,
     val: Annotated[str | None, typer.Option(help="Validation set: a tar, or a folder of tars.")] = None,
     layout: Layout = None,
@@ -216,6 +217,8 @@ def train(
         )
         folder = out
     from_, screen = settings.origin, console()
+    if resume is not None:
+        screen.print(f"going on from round {checkpoint.saved_rounds(resume)}")
     with _resumable(folder), running_spark(master, conf, screen) as sc:
         if workers is None and resume is None:
             config = replace(config, workers=worker_slots(sc))
@@ -323,10 +326,10 @@ def _resumable(folder: Path) -> Iterator[None]:
     try:
         yield
     except StoppedError as error:
-        from sparknet.train.checkpoint import holds_run
+        from sparknet.train.checkpoint import holds_run, saved_rounds
 
         if holds_run(folder):
-            error.add_note(f"to go on: sparknet train --resume {folder}")
+            error.add_note(f"to go on from round {saved_rounds(folder)}: sparknet train --resume {folder}")
         raise
 
 

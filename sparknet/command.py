@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -70,10 +71,23 @@ def running_spark(master: str | None, conf: Sequence[str] | None, screen: Consol
 
 def _end_children() -> None:
     """End the processes that this one started: a JVM that nobody waits for any more does not end by itself."""
-    for children in Path("/proc/self/task").glob("*/children"):
-        for child in children.read_text().split():
+    for sign, patience_s in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 0.0)):  # at the first it takes its folders away
+        children = [
+            int(child) for path in Path("/proc/self/task").glob("*/children") for child in path.read_text().split()
+        ]
+        for child in children:
             with suppress(ProcessLookupError):
-                os.kill(int(child), signal.SIGKILL)
+                os.kill(child, sign)
+        end = time.monotonic() + patience_s
+        while any(_runs(child) for child in children) and time.monotonic() < end:
+            time.sleep(0.02)
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 class _Interrupts:

@@ -104,6 +104,8 @@ def ship_module(sc: SparkContext, name: str) -> None:
     Raises:
         ConfigError: there is no such module.
     """
+    if name.endswith(".py"):
+        raise ConfigError(f"{name} is a file; name the module without .py")
     top = name.split(".")[0]
     if top in sys.stdlib_module_names or top == "sparknet":
         return

@@ -35,8 +35,9 @@ def test_examples_run(
     for path in (small.train, small.val, small.val_txt, small.ground_truth, small.devkit_ids):
         shutil.copy(path, tmp_path)
     for key, (data, _) in small.train_images.items():
-        (tmp_path / "photos" / key).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "photos" / key).write_bytes(data)
+        for folder in ("photos", "photos-val"):
+            (tmp_path / folder / key).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / key).write_bytes(data)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -115,7 +115,7 @@ TABLE = {
         words=WITH_VAL + " {tmp}/no.txt", says="{tmp}/no.txt: no such file or folder"),
     "no label file": Mistake(
         words=TRAIN + " --val {val}",
-        says="{val}: nothing in it tells the class of an image; name its label file (--val-labels, --labels)"),
+        says="{val}: nothing in it tells the class of an image; name its label file (--labels; --val-labels ..."),
     "a set without labels": Mistake(
         words=TRAIN.replace("{train}", "{val}"),
         says="the training set has no labels; name a label file (--labels FILE)"),
@@ -146,7 +146,16 @@ TABLE = {
         "class 0; number the classes by sorted WordNet ID"),
     "a label file that is none": Mistake(
         words=WITH_VAL + " {tmp}/x.csv", files=(("x.csv", b"image,label\na.JPEG,1\n"),),
-        says="{tmp}/x.csv: one field a line is the devkit's ground truth, ...(--devkit-ids FILE)"),
+        says="{tmp}/x.csv, line 1: 'name index' expected, got 'image,label'"),
+    "ground truth without its table": Mistake(
+        words=WITH_VAL + " {truth}",
+        says="{truth}: one field a line is the devkit's ground truth, ...--devkit-ids FILE)"),
+    "labels counted from 1": Mistake(
+        words=TRAIN.replace("{train}", "{val}") + " --labels {tmp}/one.txt",
+        files=(("one.txt", val_lines(31).replace(b" 2\n", b" 3\n").replace(b" 0\n", b" 2\n")),),
+        says="{tmp}/one.txt: no image has class 0; classes are counted from 0, by sorted WordNet ID"),
+    "a file for a module": Mistake(
+        words=TRAIN + " --net mynet.py:small", says="mynet.py is a file; name the module without .py"),
     "a label file that is a picture": Mistake(
         words=WITH_VAL + " {tmp}/x.txt", files=(("x.txt", jpeg(1, 0)),),
         says="{tmp}/x.txt: not a text file (byte 0 is not UTF-8)"),

@@ -61,7 +61,7 @@ def read_labels(url: str, devkit_ids_url: str | None = None, class_names: Sequen
     lines = [(number, line.split()) for number, line in enumerate(read_text(url).splitlines(), 1) if line.strip()]
     if not lines:
         raise LabelError(f"{url}: no label in it; a label file holds a line an image")
-    if all(len(fields) == 1 for _, fields in lines):
+    if all(len(fields) == 1 and (devkit_ids_url or fields[0].isdecimal()) for _, fields in lines):
         if devkit_ids_url is None:
             raise LabelError(
                 f"{url}: one field a line is the devkit's ground truth, whose IDs are not class indices; "
@@ -70,6 +70,8 @@ def read_labels(url: str, devkit_ids_url: str | None = None, class_names: Sequen
         by_key = _ground_truth(url, lines, _read_devkit_ids(devkit_ids_url), devkit_ids_url, class_names)
     else:
         by_key = _named(url, lines)
+        if 0 not in by_key.values() and not class_names:
+            raise LabelError(f"{url}: no image has class 0; classes are counted from 0, by sorted WordNet ID")
     classes = len(class_names) or max(by_key.values()) + 1
     for key, index in by_key.items():
         if index >= classes:

@@ -210,7 +210,7 @@ def read_samples(
         )
     if class_names and not plan.class_names and labels is None:
         raise LabelError(
-            f"{url}: nothing in it tells the class of an image; name its label file (--val-labels, --labels)"
+            f"{url}: nothing in it tells the class of an image; name its label file (--labels; --val-labels for --val)"
         )
     names = class_names or plan.class_names
     if labels and names and labels.classes > len(names):

@@ -126,6 +126,11 @@ def holds_run(folder: Path) -> bool:
     return (folder / _CONFIG).is_file()
 
 
+def saved_rounds(folder: Path) -> int:
+    """How many rounds the newest checkpoint of a run's folder has done; 0 where there is none."""
+    return next((int(path.name.removeprefix("round-")) for path in _folders(folder)), 0)
+
+
 def begin(settings: Settings, mean: np.ndarray | None, bad: Iterable[BadSample], out: Path) -> None:
     """Make a run's folder, with all that is known before the first round.
 

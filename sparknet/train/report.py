@@ -119,6 +119,8 @@ class RoundProgress:
             self._progress.console.print(
                 f"round {metrics.round}: {metrics.momentum_lost} worker(s) lost their kept momentum and began from zero"
             )
+        if metrics.top1 is None and metrics.round == self._rounds:
+            self._progress.console.print(f"round {self._rounds}/{self._rounds}  loss {metrics.loss:.3f}")
         if metrics.top1 is not None and metrics.top5 is not None:
             self._progress.console.print(
                 f"round {metrics.round:>{len(str(self._rounds))}}/{self._rounds}  loss {metrics.loss:.3f}  "

@@ -113,7 +113,7 @@ def test_a_line_of_the_ground_truth_is_the_image_of_its_number(tmp_path: Path, d
         ("a 0\n\nb one\n", "{url}, line 3: 'name index' expected, got 'b one'"),
         ("a 0\nb -1\n", "{url}, line 2: 'name index' expected, got 'b -1'"),
         ("a 0\nb 1.0\n", "{url}, line 2: 'name index' expected, got 'b 1.0'"),
-        ("a,0\nb,1\n", "{url}: one field a line is the devkit's ground truth, whose IDs are not class indices; "),
+        ("a,0\nb,1\n", "{url}, line 1: 'name index' expected, got 'a,0'"),
         ("1\n2\n", "{url}: one field a line is the devkit's ground truth, whose IDs are not class indices; "),
         ("a 0\nb 1\na 1\n", "{url}, line 3: a is labelled twice"),
         ("a 0\na 0\n", "{url}, line 2: a is labelled twice"),

@@ -218,9 +218,7 @@ def lossy(part: Part) -> Iterator[Sample]:
 
 
 def test_a_set_to_be_labelled_without_any_label_is_refused_before_it_is_read(sc: SparkContext, tiny: TinySet) -> None:
-    message = (
-        rf"^{tiny.val}: nothing in it tells the class of an image; name its label file \(--val-labels, --labels\)$"
-    )
+    message = rf"^{tiny.val}: nothing in it tells the class of an image; name its label file \(--labels; --val-labels "
     with pytest.raises(LabelError, match=message):
         read_samples(sc, str(tiny.val), class_names=SYNSETS)
 

@@ -524,3 +524,11 @@ def test_a_damaged_run_is_named(what: str, saved: Path) -> None:
     if hurt.name == "config.json":
         with pytest.raises(RunError, match=rf"^{hurt}: damaged: \w+: "):
             checkpoint.load_settings(saved)
+
+
+def test_how_far_a_folder_is(tmp_path: Path) -> None:
+    assert checkpoint.saved_rounds(tmp_path) == 0
+    assert not checkpoint.holds_run(tmp_path)
+    write(tmp_path, rounds=(2, 4))
+    assert checkpoint.saved_rounds(tmp_path) == 4
+    assert checkpoint.holds_run(tmp_path)

@@ -24,7 +24,7 @@ def test_a_long_run_holds_no_more_than_a_short_one(tiny: TinySet, tmp_path: Path
     """SPARKNET_LONG_RUN is the number of rounds, above 50."""
     (tmp_path / "tmp").mkdir()
     words = ["--train", tiny.train, "--val", tiny.val, "--labels", tiny.val_txt, "--out", tmp_path / "run"]
-    words += ["--rounds", os.environ.get("SPARKNET_LONG_RUN", "150")]
+    words += ["--rounds", os.environ.get("SPARKNET_LONG_RUN", "100")]
     done = subprocess.run(
         [sys.executable, "-m", "tests.train.long_run", *map(str, words)],
         cwd=ROOT,
