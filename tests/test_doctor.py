@@ -61,6 +61,7 @@ def others_are_ok(lines: dict[str, tuple[str, str]], *but: str) -> None:
     assert {name for name, (mark, _) in lines.items() if mark != "ok"} - CLIENTS - set(but) == set()
 
 
+@pytest.mark.heavy
 def test_all_is_there(tmp_path: Path) -> None:
     run = Run(tmp_path, "doctor", "--master", "local[2,4]")
     lines = run.lines()

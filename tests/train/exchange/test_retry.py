@@ -203,6 +203,7 @@ def processes_of(folder: Path) -> list[tuple[int, int]]:
     ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mode", MODES)
 def test_workers_that_swap_processes_give_the_same_bits(
     mode: Any, rounds: Callable[..., list[Bits]], undisturbed: Undisturbed, tmp_path: Path
@@ -249,6 +250,7 @@ def test_both_workers_in_one_process_give_the_same_bits(
     assert together == undisturbed(config)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mode", MODES)
 def test_new_processes_for_every_round_give_the_same_bits(
     mode: Any, rounds: Callable[..., list[Bits]], undisturbed: Undisturbed, tmp_path: Path
