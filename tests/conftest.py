@@ -1,13 +1,17 @@
 """One Spark session for all tests of a process; small sets in the official layout; the real one where it is there."""
 
 import os
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from pyspark import SparkContext
 
+from sparknet import command
+from sparknet.loaders.samples import Samples
 from sparknet.session import start
 from tests.sets import TinySet, write_tiny_set
 
@@ -23,6 +27,20 @@ def sc() -> Iterator[SparkContext]:
     spark.sparkContext.setLogLevel("OFF")
     yield spark.sparkContext
     spark.stop()
+
+
+@pytest.fixture
+def spark_of_the_tests(sc: SparkContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands that run in this process use that Spark, and few partitions: a real set's would be an image each."""
+
+    @contextmanager
+    def ours(*_: object) -> Iterator[SparkContext]:
+        yield sc
+
+    shuffled = Samples.shuffled
+    monkeypatch.setattr(command, "running_spark", ours)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(Samples, "shuffled", lambda samples, seed: shuffled(samples, seed, 4))
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,6 @@ import sparknet
 from sparknet import cli
 from sparknet import command as command_module
 from sparknet.errors import SparkNetError
-from sparknet.loaders.samples import Samples
 from sparknet.train import checkpoint
 from sparknet.train.config import SolverConfig, TrainConfig
 from sparknet.train.models import published
@@ -386,18 +385,8 @@ def test_an_error_of_any_kind_is_one_line_with_its_exit_status(
 
 
 @pytest.fixture
-def command(sc: SparkContext, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]:
+def command(spark_of_the_tests: None) -> Callable[..., tuple[str, str]]:
     """Run a command that must succeed; give its stdout and stderr."""
-
-    @contextmanager
-    def ours(*_: object) -> Iterator[SparkContext]:
-        yield sc
-
-    shuffled = Samples.shuffled
-    monkeypatch.setattr(command_module, "running_spark", ours)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    # The 64 partitions that a real set gets, of one tiny image each, would take their time.
-    monkeypatch.setattr(Samples, "shuffled", lambda samples, seed: shuffled(samples, seed, 4))
 
     def run(*words: object) -> tuple[str, str]:
         result = CliRunner().invoke(cli.app, [str(word) for word in words], catch_exceptions=False)

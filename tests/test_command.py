@@ -12,7 +12,6 @@ import pytest
 
 from sparknet.train.checkpoint import load_settings, newest
 from tests.sets import TinySet
-from tests.test_cli import OWN_NET
 
 pytestmark = pytest.mark.heavy
 
@@ -47,7 +46,6 @@ SIGNS = {"starting": "tmp/sparknet-*.log", "opening": "tmp/blockmgr*"}
 def a_run(tiny: TinySet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, to evaluate."""
     folder = tmp_path_factory.mktemp("run")
-    (folder / "own_net.py").write_text(OWN_NET)
     words = f"train {tiny.train} --net tests.train.networks:plain --side 16 --crop 14 --batch 8 --rounds 1 --out run"
     code = "from sparknet.cli import main; main()"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

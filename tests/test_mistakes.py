@@ -15,8 +15,7 @@ import pytest
 import torch
 from pyspark import SparkContext
 
-from sparknet import cli, command
-from sparknet.loaders.samples import Samples
+from sparknet import cli
 from tests.sets import SYNSETS, TinySet, jpeg, tar_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -321,19 +320,9 @@ def run_alone(row: Mistake, words: list[str], folder: Path) -> tuple[int, str, s
 
 @pytest.fixture
 def run_here(
-    sc: SparkContext, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    spark_of_the_tests: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[[list[str]], tuple[int, str, str]]:
     """Run a command in this process; gives status, stdout and stderr."""
-
-    @contextmanager
-    def ours(*_: object) -> Iterator[SparkContext]:
-        yield sc
-
-    shuffled = Samples.shuffled
-    monkeypatch.setattr(command, "running_spark", ours)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    # The 64 partitions that a real set gets, of one tiny image each, would take their time.
-    monkeypatch.setattr(Samples, "shuffled", lambda samples, seed: shuffled(samples, seed, 4))
 
     def run(words: list[str]) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["sparknet", *words])

@@ -360,13 +360,16 @@ def _read(folder: Path) -> Checkpoint:
     )
 
 
-def _sum(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _sum(*pieces: bytes | np.ndarray) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(np.ascontiguousarray(piece).data if isinstance(piece, np.ndarray) else piece)
+    return digest.hexdigest()
 
 
 def _pack(tensors: Mapping[str, np.ndarray]) -> bytes:
     # safetensors sorts its tensors, and a flat buffer must keep its order. Of several keys it would shuffle the order.
-    ours = {"order": list(tensors), "sha256": _sum(b"".join(array.tobytes() for array in tensors.values()))}
+    ours = {"order": list(tensors), "sha256": _sum(*tensors.values())}
     return serialize(dict(tensors), metadata={"sparknet": json.dumps(ours)})
 
 
@@ -375,7 +378,7 @@ def _unpack(data: bytes) -> dict[str, np.ndarray]:
     ours = json.loads(header["__metadata__"]["sparknet"])
     found = deserialize(data)
     tensors = {name: found[name] for name in ours["order"]}
-    if _sum(b"".join(array.tobytes() for array in tensors.values())) != ours["sha256"] or len(tensors) != len(found):
+    if _sum(*tensors.values()) != ours["sha256"] or len(tensors) != len(found):
         raise ValueError("its tensors are not what was written (their SHA-256 differs)")
     return tensors
 
