@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,6 +47,10 @@ DevkitIds = Annotated[
     str | None, typer.Option(help="The devkit's table, 'ID WordNet-ID' a line; for its ground truth.")
 ]
 MaxBad = Annotated[float, typer.Option(help="The largest share of bad samples in a set, 0 to 1.")]
+CacheLimit = Annotated[
+    float | None,
+    typer.Option(help="The most that decoded images may take on a host's disk, 10^9 bytes; all there is if not given."),
+]
 Master = Annotated[str | None, typer.Option(help="Spark's master URL; local[*,4] if not given.")]
 Conf = Annotated[
     list[str] | None,
@@ -133,7 +138,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder of the run; made, and must hold no other run.")] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Go on with the run in this folder; beside it, --rounds, --master, --conf and --json alone."),
+        typer.Option(
+            help="Go on with the run in this folder, by its own settings; only --rounds may be given another."
+        ),
     ] = None,
     val: Annotated[str | None, typer.Option(help="Validation set: a tar, or a folder of tars.")] = None,
     layout: Layout = None,
@@ -141,6 +148,7 @@ def train(
     val_labels: LabelFile = None,
     devkit_ids: DevkitIds = None,
     max_bad: MaxBad = 0.01,
+    cache_limit_gb: CacheLimit = None,
     side: Annotated[
         int | None,
         typer.Option(help="Images are resized to this height and width, pixels; as published, or 256, if not given."),
@@ -193,11 +201,11 @@ def train(
     sys.path.insert(0, "")  # a network of one's own lies in the folder that one is in
     if resume is not None:
         folder = resume
-        given_too = _given(context) - {"resume", "rounds", "master", "conf", "json"}
+        given_too = _given(context) - {"resume", "rounds", "cache_limit_gb", "master", "conf", "json"}
         if given_too:
             raise ConfigError(
-                f"--resume takes all settings from {resume}; beside it, only --rounds, --master, --conf and --json may "
-                f"be given, not {', '.join(_as_typed(context, given_too))}"
+                f"--resume takes all settings from {resume}; beside it, only --rounds, --cache-limit-gb, --master, "
+                f"--conf and --json may be given, not {', '.join(_as_typed(context, given_too))}"
             )
         settings = checkpoint.load_settings(resume)
         config = replace(settings.config, rounds=rounds) if "rounds" in _given(context) else settings.config
@@ -229,10 +237,9 @@ def train(
         val_samples = None
         if from_["val"] is not None:
             val_samples = _read(sc, from_["val"], None, from_["val_labels"], from_["devkit_ids"], samples.class_names)
-        train_set = _cache(samples.shuffled(config.seed), settings.side, from_["max_bad"], "training set", screen)
-        val_set = (
-            _cache(val_samples, settings.side, from_["max_bad"], "validation set", screen) if val_samples else None
-        )
+        cached = partial(_cache, side=settings.side, max_bad=from_["max_bad"], limit_gb=cache_limit_gb, screen=screen)
+        train_set = cached(samples.shuffled(config.seed), "training set")
+        val_set = cached(val_samples, "validation set") if val_samples else None
         with RoundProgress(config.rounds, screen) as progress:
             result = run_training(
                 train_set, val_set, config, out=folder, resume=resume is not None, origin=from_, on_round=progress
@@ -265,6 +272,7 @@ def evaluate(
     labels: LabelFile = None,
     devkit_ids: DevkitIds = None,
     max_bad: MaxBad = 0.01,
+    cache_limit_gb: CacheLimit = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, or auto; as in training if not given.")] = None,
     master: Master = None,
     conf: Conf = None,
@@ -288,7 +296,7 @@ def evaluate(
             ship_module(sc, settings.config.net.partition(":")[0])
         check_device(config.device, sc)
         samples = _read(sc, source, layout, labels, devkit_ids, settings.class_names)
-        blocks = _cache(samples, settings.side, max_bad, "images", screen)
+        blocks = _cache(samples, "images", settings.side, max_bad, cache_limit_gb, screen)
         with spark_progress(sc, "evaluating", screen):
             scores = score(blocks, trained.weights, trained.mean, config, len(settings.class_names))
     if json:
@@ -403,12 +411,14 @@ def _read(
     return samples
 
 
-def _cache(samples: "Samples", side: int, max_bad: float, what: str, screen: "Console") -> "Blocks":
+def _cache(
+    samples: "Samples", what: str, side: int, max_bad: float, limit_gb: float | None, screen: "Console"
+) -> "Blocks":
     from sparknet.loaders.blocks import cache
     from sparknet.train.report import spark_progress
 
     with spark_progress(samples.rdd.context, f"decoding the {what}", screen):
-        blocks = cache(samples, side, max_bad)
+        blocks = cache(samples, side, max_bad, None if limit_gb is None else int(limit_gb * 1e9))
     ledger = blocks.ledger
     if ledger.bad:
         first = ledger.bad[0]

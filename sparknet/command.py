@@ -2,17 +2,20 @@
 
 import logging
 import os
+import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 
 from pyspark import SparkContext
 from rich.console import Console
 
 from sparknet.errors import ConfigError, SessionError, SparkNetError, StoppedError
+from sparknet.scratch import own_folder
 from sparknet.session import start
 
 
@@ -34,9 +37,8 @@ def running_spark(master: str | None, conf: Sequence[str] | None, screen: Consol
     for key, equals, _ in pairs:
         if not key or not equals:
             raise ConfigError(f"--conf takes KEY=VALUE, got {key + equals!r}")
-    handle, name = tempfile.mkstemp(prefix="sparknet-", suffix=".log")
-    os.close(handle)
-    log = Path(name)
+    folder = own_folder(Path(tempfile.gettempdir()))
+    log = folder / "spark.log"
     if screen.is_terminal:
         screen.print("starting Spark")
     pressed = _Interrupts()
@@ -56,17 +58,18 @@ def running_spark(master: str | None, conf: Sequence[str] | None, screen: Consol
                 spark.stop()
     except BaseException as error:
         # What we raise is told in full by its own line, but for what Spark itself failed at.
-        if pressed.count or (isinstance(error, SparkNetError) and not isinstance(error, SessionError)):
-            log.unlink(missing_ok=True)
-        else:
-            error.add_note(f"Spark's log is {log}")
+        told = isinstance(error, SparkNetError) and not isinstance(error, SessionError)
+        if not pressed.count and not told and log.exists():
+            handle, kept = tempfile.mkstemp(prefix="sparknet-", suffix=".log")
+            os.close(handle)
+            error.add_note(f"Spark's log is {shutil.move(log, kept)}")
         if pressed.count:
             # Interrupted, py4j goes on to fail at whatever it does next.
             raise StoppedError("stopped") from error
         raise
     finally:
+        shutil.rmtree(folder, ignore_errors=True)
         signal.signal(signal.SIGINT, pressed.before)
-    log.unlink(missing_ok=True)
 
 
 def _end_children() -> None:
@@ -100,11 +103,30 @@ class _Interrupts:
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         logging.getLogger().addFilter(_is_no_interruption)
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, _: int, frame: FrameType | None) -> None:
         self.count += 1
         if self.count > 1:
             os._exit(StoppedError.exit_status)  # the JVM ends when its stdin does
-        raise KeyboardInterrupt
+        _interrupt(0, frame)
+
+
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, here or, where Python would lose it, a little later."""
+    if _loses_exceptions(frame):
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        return
+    raise KeyboardInterrupt
+
+
+def _loses_exceptions(frame: FrameType | None) -> bool:
+    """Whether it is a finalizer, or one of the functions that Python calls around a fork."""
+    while frame is not None:
+        above = frame.f_back
+        if frame.f_code.co_name == "__del__" or (above is not None and above.f_code.co_name == "_execute_child"):
+            return True
+        frame = above
+    return False
 
 
 def _is_no_interruption(record: logging.LogRecord) -> bool:

@@ -263,7 +263,9 @@ def _cache(setup: _Setup) -> str:
     least = min(spaces, key=lambda space: (not space.fault, space.free_bytes))
     if least.fault:
         raise _FaultError(f"{least.folder} on {least.host} cannot be written to: {least.fault}")
-    folder = re.sub(r"/(blockmgr|spark)-[-0-9a-f]{36}.*", "", least.folder)  # the session's own, gone by now
+    folder = re.sub(
+        r"/((blockmgr|spark)-[-0-9a-f]{36}|sparknet-[0-9a-f]{8}-).*", "", least.folder
+    )  # the session's own, gone by now
     room = f"{least.free_bytes / 2**30:,.1f} GiB free in {folder}"
     if least.free_bytes < _LEAST_FREE_BYTES:
         raise _FaultError(f"only {room} on {least.host}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparknet.errors import SparkNetError, StoppedError
+from sparknet.scratch import local_directories
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,7 +113,7 @@ def look_around(_: int) -> Executor:
     except BaseException as error:  # noqa: BLE001 - a broken package may raise anything, also what is no Exception
         fault = f"cannot import {name}: {described(error)}"
     torch = str(getattr(sys.modules.get("torch"), "__version__", ""))
-    # As for sparknet.loaders.blocks.local_folder, which may be beyond import here.
+    # As for sparknet.scratch.local_roots, which may be beyond import here.
     root = os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir())
     return Executor(sys.executable, torch, fault, space_in(root))
 
@@ -123,9 +124,7 @@ def local_space(conf: Sequence[str]) -> Space:
     Args:
         conf: as for `ask_spark`; the environment goes before it.
     """
-    settings = dict(pair.partition("=")[::2] for pair in conf)
-    # A JVM's own default heeds no TMPDIR.
-    return space_in(os.environ.get("SPARK_LOCAL_DIRS") or settings.get("spark.local.dir") or "/tmp")  # noqa: S108
+    return space_in(str(local_directories(dict(pair.partition("=")[::2] for pair in conf))[0]))
 
 
 def space_in(folders: str) -> Space:

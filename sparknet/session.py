@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from py4j.protocol import Py4JError
@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 import sparknet
 from sparknet.errors import ConfigError, SessionError, SparkNetError, cause_in
 from sparknet.java import find_java
+from sparknet.scratch import local_directories, own_folder, remove_orphans
 
 # Without the 4, a local master does not try a failed task again.
 DEFAULT_MASTER = "local[*,4]"
@@ -47,6 +48,10 @@ def start(
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Start Spark, or take the session that is there (under spark-submit, say), and try its executors.
+
+    What a Spark of our own keeps on this machine's disk lies in folders of this process within Spark's local
+    directories (SPARK_LOCAL_DIRS, spark.local.dir; the system's temporary folder where neither is set). They go when
+    the process ends; those that killed processes have left go at the next start.
 
     Args:
         master: Spark's master URL; `DEFAULT_MASTER` where None. A session that is there keeps its own.
@@ -77,7 +82,7 @@ def start(
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
     try:
-        with _stderr_to(log):
+        with nullcontext() if _is_submitted() else _own_local_folders(conf or {}), _stderr_to(log):
             spark = builder.getOrCreate()
     except (Py4JError, PySparkException, OSError, RuntimeError) as error:
         cause = _last_error(log) or cause_in(str(error)) or error
@@ -90,6 +95,14 @@ def worker_slots(sc: SparkContext) -> int:
     """Count the tasks that can run at the same time, on the executors that are there now."""
     scala = sc._jsc.sc()
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+
+
+def executor_hosts(sc: SparkContext) -> set[str]:
+    """List the hosts that tasks run on, of the executors that are there now; a local master's is one."""
+    hosts = {address.split(":")[0] for address in sc._jsc.sc().getExecutorMemoryStatus().keys().mkString(" ").split()}
+    if not str(sc.master).startswith("local") and len(hosts) > 1:
+        hosts.discard(str(sc.getConf().get("spark.driver.host")))  # the driver is listed too
+    return hosts
 
 
 def ship_module(sc: SparkContext, name: str) -> None:
@@ -119,7 +132,7 @@ def ship_module(sc: SparkContext, name: str) -> None:
         return
     folder = Path(next(iter(spec.submodule_search_locations)))
     if not _is_installed(folder):
-        scratch = tempfile.mkdtemp(prefix="sparknet-")
+        scratch = own_folder(Path(tempfile.gettempdir()))
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)  # the driver serves the file until it ends
         sc.addPyFile(shutil.make_archive(f"{scratch}/{top}", "zip", folder.parent, folder.name))
 
@@ -181,6 +194,49 @@ def _try_executors(sc: SparkContext) -> None:
         ) from error
     if found != sparknet.__version__:
         raise SessionError(f"executors have sparknet {found}, the driver has {sparknet.__version__}; install the same")
+
+
+@contextmanager
+def _own_local_folders(conf: Mapping[str, str]) -> Iterator[None]:
+    """Give folders of this process's own to the JVM that is started meanwhile, for whatever it puts on disk."""
+    if SparkContext._gateway is not None:  # a JVM serves a process to its end, session after session
+        yield
+        return
+    folders: list[Path] = []
+    atexit.register(_remove, folders)
+    roots = local_directories(conf)
+    for root in {*roots, Path(tempfile.gettempdir())}:
+        remove_orphans(root)
+    for root in roots:
+        folders.append(own_folder(root))
+    # The variable goes before every other way to say it; the option is for the JVM's native libraries.
+    option = f'"-Djava.io.tmpdir={folders[0]}"'
+    options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {option}".strip()
+    with _environment({"SPARK_LOCAL_DIRS": ",".join(map(str, folders)), "SPARK_SUBMIT_OPTS": options}):
+        yield
+
+
+def _remove(folders: list[Path]) -> None:
+    """Stop Spark, if it still runs, and remove its folders."""
+    if SparkContext._active_spark_context is not None:
+        with suppress(Exception):  # its JVM may be gone
+            SparkContext._active_spark_context.stop()
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from sparknet.train.exchange import spark
 # What Spark's tasks of a phase run. A task finds it by its name: what is changed here is changed there by being sent.
 TASKS: dict[str, tuple[Any, str]] = {
     "reading": (survey, "_survey_part"),
-    "decoding": (blocks, "_build"),
+    "decoding": (blocks, "write_block"),
     "averaging": (blocks, "_sum_block"),
     "training": (spark, "_train_task"),
     "evaluating": (evaluate, "_score_task"),

@@ -18,8 +18,8 @@ from rich.console import Console
 
 from sparknet import doctor
 from sparknet.errors import StoppedError
-from sparknet.loaders.blocks import local_folder
 from sparknet.probe import Answers, Executor, Space, look_around, space_in
+from sparknet.scratch import local_path
 from tests.test_command import group_is_empty, wait_until
 from tests.test_java import make_java
 
@@ -78,7 +78,7 @@ def test_all_is_there(tmp_path: Path) -> None:
     assert lines["Spark"][1] == "starts on local[2,4]"
     assert lines["slots"][1] == "2, for as many workers"
     assert re.fullmatch(rf"{re.escape(sys.executable)} with torch 2\S+, on 1 host", lines["executors"][1])
-    assert re.fullmatch(r"[\d,.]+ GiB free in /tmp: [\d,]+ images of 256 x 256", lines["cache"][1])
+    assert re.fullmatch(rf"[\d,.]+ GiB free in {tmp_path}/tmp: [\d,]+ images of 256 x 256", lines["cache"][1])
 
 
 def test_as_json(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_executors_that_lack_something(lacks: str, tmp_path: Path) -> None:
             f"; install sparknet {version('sparknet')} there, or let PYSPARK_PYTHON name the Python that has it"
         )
     if lacks == "room":
-        assert re.fullmatch(r"only 0\.5 GiB free in /tmp on \S+; let --conf spark\.local\.dir=.*", text)
+        assert re.fullmatch(rf"only 0\.5 GiB free in {tmp_path}/tmp on \S+; let --conf spark\.local\.dir=.*", text)
 
 
 @pytest.mark.heavy
@@ -271,7 +271,10 @@ def test_executors_that_lack_something(lacks: str, tmp_path: Path) -> None:
     [
         ("--master yarn", "either HADOOP_CONF_DIR or YARN_CONF_DIR must be set"),
         ("--master local[2] --conf spark.task.cpus=4", r"cores per executor \(=2\) has to be >= .* cpus per task = 4"),
-        ("--master local[1] --conf spark.local.dir=/dev/null/x", r"temp directory \(under /dev/null/x\)"),
+        (
+            "--master local[1] --conf spark.local.dir=/dev/null/x",
+            "/dev/null/x: cannot be written: Not a directory; make room there, or let",
+        ),
         ("--master sc://host", "Spark Connect has no RDDs; unset SPARK_REMOTE"),
         ("--conf nothing", "--conf takes KEY=VALUE, got 'nothing'"),
     ],
@@ -355,7 +358,7 @@ def test_a_task_looks_around(sc: SparkContext) -> None:
     [seen] = sc.parallelize([0], 1).map(look_around).collect()
     assert (seen.python, seen.fault, seen.space.fault) == (sys.executable, "", "")
     assert seen.torch.startswith("2.")
-    assert seen.space.folder == sc.parallelize([0], 1).map(lambda _: str(local_folder().parent)).first()
+    assert seen.space.folder == sc.parallelize([0], 1).map(lambda _: str(local_path("x").parent.parent)).first()
 
 
 def test_a_folder_that_is_yet_to_be_made(tmp_path: Path) -> None:
@@ -375,7 +378,7 @@ def test_ctrl_c_while_spark_starts(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    wait_until(lambda: bool(list(tmp_path.glob("sparknet-*.log"))), "Spark's start")
+    wait_until(lambda: bool(list(tmp_path.glob("sparknet-*/spark.log"))), "Spark's start")
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate()
     assert (process.returncode, err) == (130, "sparknet: stopped\n")

@@ -223,7 +223,12 @@ TABLE = {
     "no space for the cached images": Mistake(
         words=TRAIN + " --side 200 --conf spark.local.dir={tmp}/small", small=3 << 20, status=1, alone=True,
         leaves=("tmp/sparknet-*.log",),
-        says="{tmp}/small/...: the executor cannot write it: No space left on device; make room there, or let ..."),
+        says="{tmp}/small/...: ... MB free, but the images need about ... MB; make room there, let ..."),
+    "a limit that the cached images do not keep": Mistake(
+        words=TRAIN + " --cache-limit-gb 0.00001",
+        says="the cache may take 10.0 kB on a host and has ..., but the images need about ...; raise ..."),
+    "a limit of nothing": Mistake(
+        words=TRAIN + " --cache-limit-gb 0", says="the cache limit must be above 0 bytes, got 0"),
 
     # Runs.
     "no run": Mistake(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sparknet.errors import ConfigError
-from sparknet.loaders.blocks import Block
+from sparknet.loaders.block import Block, open_block
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,9 @@ class Share:
     """
 
     def __init__(self, blocks: Sequence[Block], seed: int, number: int) -> None:
-        self._images = [block.images() for block in blocks]
+        blocks = [block for block in blocks if len(block)]
+        self.side = blocks[0].side
+        self._stored = [open_block(block) for block in blocks]
         self._starts = np.cumsum([0] + [len(block) for block in blocks])
         self.labels = np.concatenate([block.labels for block in blocks])
         self.seed, self.number = seed, number
@@ -66,7 +68,7 @@ class Share:
         block_of = np.searchsorted(self._starts, indices, side="right") - 1
         within = indices - self._starts[block_of]
         for i, (block, row, (top, left)) in enumerate(zip(block_of, within, corners, strict=True)):
-            out[i] = self._images[block][row, top : top + crop, left : left + crop]
+            out[i] = self._stored[block].image(row)[top : top + crop, left : left + crop]
         return out
 
     def order(self, start: int, count: int) -> np.ndarray:
@@ -100,13 +102,12 @@ class Share:
         Raises:
             ConfigError: crop is larger than the images.
         """
-        side = self._images[0].shape[1]
-        check_crop(crop, side)
+        check_crop(crop, self.side)
         order = self.order(first_iteration * batch, count * batch)
         for i in range(count):
             rng = np.random.default_rng((self.seed, 3, self.number, first_iteration + i))
             indices = order[i * batch : (i + 1) * batch]
-            corners = rng.integers(0, side - crop + 1, (batch, 2))
+            corners = rng.integers(0, self.side - crop + 1, (batch, 2))
             mirrored = rng.random(batch) < 0.5 if mirror else np.zeros(batch, bool)
             yield Minibatch(self.gather(indices, corners, crop), self.labels[indices], corners, mirrored)
 

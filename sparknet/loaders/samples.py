@@ -324,4 +324,5 @@ def _in_drawn_order(records: Iterable[tuple[int, _Dealt]]) -> Iterator[Sample]:
         raise SampleError(f"the shuffle lost samples: {sent} were sent to a partition, {len(samples)} arrived")
     # Blocks of a shuffle arrive in an order of their own each time.
     samples.sort(key=lambda record: record[:2])
-    return (sample for _, _, sample in samples)
+    # How many there are shows in the iterator's length hint: whoever writes them knows how much room they need.
+    return iter([sample for _, _, sample in samples])

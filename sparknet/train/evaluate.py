@@ -8,7 +8,8 @@ import torch
 from pyspark import Broadcast
 
 from sparknet.errors import ConfigError, LabelError
-from sparknet.loaders.blocks import Block, Blocks
+from sparknet.loaders.block import Block
+from sparknet.loaders.blocks import Blocks
 from sparknet.loaders.minibatch import centre_crops, check_crop, to_tensor
 from sparknet.session import readable_errors
 from sparknet.tensor.weights import WeightCollection

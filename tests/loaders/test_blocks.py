@@ -1,25 +1,36 @@
+import re
 import socket
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pytest
 from pyspark import SparkContext
+from rich.filesize import decimal
 
-from sparknet.errors import ConfigError, SampleError, SessionError, ShardError, SourceError
-from sparknet.loaders import blocks as blocks_module
-from sparknet.loaders.blocks import Block, Blocks, _build, cache, local_folder, written_whole
+from sparknet import scratch
+from sparknet.errors import ConfigError, SampleError, ShardError, SourceError
+from sparknet.loaders import block as block_module
+from sparknet.loaders.block import Block, forget_removed, open_block, write_block
+from sparknet.loaders.blocks import Blocks, cache
 from sparknet.loaders.decode import decode
 from sparknet.loaders.labels import Labels
 from sparknet.loaders.layouts import plan_source
 from sparknet.loaders.layouts.plan import Sample
 from sparknet.loaders.preprocess import resize
 from sparknet.loaders.samples import BadLimit, BadSample, Image, Ledger, Samples, decode_samples, read_samples
+from sparknet.scratch import Room, local_path
 from tests.sets import SYNSETS, TinySet, jpeg, tar_bytes
 
 SIDE = 24
-NO_LIMIT = BadLimit(source="set", share=1, most=1000)
+
+
+def build(index: int, samples: Iterable[Sample], set_id: str) -> Iterator[Block]:
+    limit = BadLimit(source="set", share=1, most=1000)
+    return write_block(index, samples, side=SIDE, set_id=set_id, limit=limit, room=Room())
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +48,8 @@ def blocks(samples: Samples) -> Iterator[Blocks]:
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that this process takes for the executor's own."""
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/local,/nowhere")
-    return tmp_path / "local" / "sparknet"
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/local")
+    return local_path("any").parent
 
 
 def write_tar(folder: Path, members: dict[str, bytes]) -> str:
@@ -183,8 +194,8 @@ def test_a_pass_that_loses_a_sample_is_an_error(samples: Samples, monkeypatch: p
         yield from (outcome for i, outcome in enumerate(decode_samples(records)) if i != 5)
 
     records = samples.rdd.collect()
-    monkeypatch.setattr(blocks_module, "decode_samples", careless)
-    [block] = _build(0, records, SIDE, "careless", NO_LIMIT)
+    monkeypatch.setattr(block_module, "decode_samples", careless)
+    [block] = build(0, records, "careless")
     with pytest.raises(SampleError, match=rf"^set: {len(records)} samples went in, {len(records) - 1} good and 0 bad"):
         block.ledger.check("set")
 
@@ -232,19 +243,29 @@ def lengthen(block: Block) -> Block:
     return block
 
 
+def flip_a_bit(block: Block) -> Block:
+    with Path(block.path).open("r+b") as file:
+        file.seek(5 * SIDE * SIDE * 3 + 100)
+        [byte] = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    return block
+
+
 def on_another_host(block: Block) -> Block:
     return replace(block, host="another.host")
 
 
-@pytest.mark.parametrize("damage", [delete, truncate, empty, lengthen, on_another_host])
+@pytest.mark.parametrize("damage", [delete, truncate, empty, lengthen, flip_a_bit, on_another_host])
 def test_a_file_that_is_missing_or_not_whole_is_made_again_to_the_bit(
     samples: Samples, tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Block], Block]
 ) -> None:
     with monkeypatch.context() as builder:
         builder.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/builder")
-        [block] = _build(0, samples.rdd.collect(), SIDE, "set", NO_LIMIT)
+        [block] = build(0, samples.rdd.collect(), "set")
     before = block.images().copy()
     damaged = damage(block)
+    forget_all()  # as another process
     images = damaged.images()
     assert np.array_equal(images, before)
     assert not images.flags.writeable
@@ -252,6 +273,108 @@ def test_a_file_that_is_missing_or_not_whole_is_made_again_to_the_bit(
     inode = (elsewhere / block.name).stat().st_ino
     assert np.array_equal(damaged.images(), before)
     assert (elsewhere / block.name).stat().st_ino == inode
+
+
+def forget_all() -> None:
+    """What this process has mapped and checked; the next look is as another's."""
+    block_module._mapped.clear()
+
+
+def test_an_image_is_checked_when_it_is_asked_for(samples: Samples, elsewhere: Path) -> None:
+    """Not before: a share's first minibatch does not wait for all of it to be read. And not twice."""
+    [block] = build(0, samples.rdd.collect(), "set")
+    whole = block.images().copy()
+    flip_a_bit(block)
+    forget_all()
+    stored = open_block(block)
+    assert np.array_equal(stored.image(4), whole[4])
+    assert stored.path == Path(block.path)
+    inode = stored.path.stat().st_ino
+    assert np.array_equal(stored.image(5), whole[5])
+    assert stored.path == elsewhere / block.name
+    assert stored.path.stat().st_ino != inode
+    assert open_block(block) is stored
+    assert np.array_equal(stored.all(), whole)
+
+
+def test_a_source_that_has_changed_is_an_error(sc: SparkContext, tmp_path: Path, elsewhere: Path) -> None:
+    """Not other images under the same handle."""
+    members = {f"{i}.JPEG": jpeg(i, i) for i in range(3)}
+    url = write_tar(tmp_path, members)
+    [block] = build(0, read_samples(sc, url, labels=labels_of(members)).rdd.collect(), "set")
+    delete(block)
+    content = bytearray(Path(url).read_bytes())
+    other = jpeg(9, 1)
+    content[int(block.offsets[1]) : int(block.offsets[1]) + len(other)] = other
+    Path(url).write_bytes(content)
+    block.sizes[1] = len(other)
+    with pytest.raises(ShardError, match=rf"^{url}: the image at offset {block.offsets[1]} is not what it was when it"):
+        block.images()
+    assert [*elsewhere.iterdir()] == []
+
+
+def test_files_that_are_removed_are_let_go_of(samples: Samples, elsewhere: Path) -> None:
+    [block] = build(0, samples.rdd.collect(), "set")
+    block.images()
+    (elsewhere / block.name).unlink()
+    forget_removed()
+    assert block.name not in block_module._mapped
+    assert str(elsewhere / block.name) not in Path("/proc/self/maps").read_text()
+
+
+def files_of(sc: SparkContext, set_id: str) -> list[str]:
+    return sc.parallelize([0], 1).flatMap(lambda _: _names(set_id)).collect()
+
+
+def _names(set_id: str) -> list[str]:
+    return [path.name for path in local_path("any").parent.glob(f"{set_id}*")]
+
+
+def test_a_set_that_is_closed_takes_its_files_along(sc: SparkContext, samples: Samples, blocks: Blocks) -> None:
+    other = cache(samples, 8)
+    assert len(files_of(sc, other.set_id)) == 5
+    other.close()
+    assert files_of(sc, other.set_id) == []
+    assert len(files_of(sc, blocks.set_id)) == 5
+
+
+def test_a_pass_that_fails_leaves_no_file(sc: SparkContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = uuid4()
+    monkeypatch.setattr(uuid, "uuid4", lambda: name)
+    samples = set_with_bad(sc, tmp_path, good=18, bad=2)
+    with pytest.raises(SampleError):
+        cache(samples, SIDE, max_bad=0.09)
+    assert files_of(sc, name.hex[:12]) == []
+
+
+def test_a_limit_in_bytes(sc: SparkContext, samples: Samples) -> None:
+    """Said before much is written: the samples are counted by then."""
+    used = sum(sc.parallelize([0], 1).flatMap(lambda _: [*scratch._sizes("*")]).collect())
+    need = 63 * 100 * 100 * 3
+    with pytest.raises(ConfigError) as raised:
+        cache(samples, 100, limit_bytes=used + need // 2)
+    said = re.fullmatch(
+        r"the cache may take (.*) on a host and has .*, but the images need about (.*); raise --cache-limit-gb, or use "
+        "a smaller --side",
+        str(raised.value),
+    )
+    assert said is not None
+    assert said[1] == decimal(used + need // 2)
+    assert float(said[2].split()[0]) == pytest.approx(need / 1e6, rel=0.1)
+    assert sum(sc.parallelize([0], 1).flatMap(lambda _: [*scratch._sizes("*")]).collect()) == used
+    cache(samples, 100, limit_bytes=used + 2 * need).close()
+
+
+def test_a_limit_where_the_samples_cannot_be_counted_before(sc: SparkContext, tiny: TinySet) -> None:
+    used = sum(sc.parallelize([0], 1).flatMap(lambda _: [*scratch._sizes("*")]).collect())
+    with pytest.raises(ConfigError, match=r"but this partition's images need another .* at least; raise --cache-limit"):
+        cache(read_samples(sc, str(tiny.train)), 1500, limit_bytes=used + (20 << 20))
+    assert sum(sc.parallelize([0], 1).flatMap(lambda _: [*scratch._sizes("*")]).collect()) == used
+
+
+def test_a_limit_below_one(samples: Samples) -> None:
+    with pytest.raises(ConfigError, match=r"^the cache limit must be above 0 bytes, got 0$"):
+        cache(samples, 8, limit_bytes=0)
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -349,45 +472,15 @@ def test_attempts_at_the_same_block_do_not_disturb_each_other(samples: Samples, 
 
     def interrupted() -> Iterator[object]:
         yield from records[:10]
-        [block] = _build(3, records, SIDE, "set", NO_LIMIT)  # the other attempt, from start to end, meanwhile
+        [block] = build(3, records, "set")  # the other attempt, from start to end, meanwhile
         whole.append(block.images().copy())
         raise KeyError("killed")
 
     whole: list[np.ndarray] = []
     with pytest.raises(KeyError):
-        list(_build(3, interrupted(), SIDE, "set", NO_LIMIT))  # type: ignore[arg-type]
+        list(build(3, interrupted(), "set"))  # type: ignore[arg-type]
     [path] = elsewhere.iterdir()
     assert path.name == "set-00003.rgb"
     assert np.array_equal(np.fromfile(path, np.uint8).reshape(-1, SIDE, SIDE, 3), whole[0])
-    [again] = _build(3, records, SIDE, "set", NO_LIMIT)
+    [again] = build(3, records, "set")
     assert np.array_equal(again.images(), whole[0])
-
-
-def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    with written_whole(path) as file:
-        file.write(b"half")
-        file.flush()
-        assert not path.exists()
-    assert path.read_bytes() == b"half"
-    with pytest.raises(KeyError), written_whole(path) as file:
-        file.write(b"other")
-        raise KeyError
-    assert path.read_bytes() == b"half"
-    assert [*tmp_path.iterdir()] == [path]
-
-
-def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "none" / "x"
-    with pytest.raises(SessionError, match=f"^{path}: the executor cannot write it: No such file"), written_whole(path):
-        pass
-    with (
-        pytest.raises(SessionError, match=f"^{tmp_path}/x: the executor cannot write it: No space left on device; "),
-        written_whole(tmp_path / "x"),
-    ):
-        raise OSError(28, "No space left on device")
-    assert [*tmp_path.iterdir()] == []
-    (tmp_path / "file").write_bytes(b"")
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "file"))
-    with pytest.raises(SessionError, match=f"^{tmp_path}/file/sparknet: the executor cannot write it: Not a directory"):
-        local_folder()

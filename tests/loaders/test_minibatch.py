@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparknet.errors import ConfigError
-from sparknet.loaders.blocks import Block
+from sparknet.loaders.block import Block
 from sparknet.loaders.minibatch import Minibatch, Share, centre_crops, check_crop, to_tensor
 from sparknet.loaders.samples import Ledger
+from tests.sets import checksums
 
 SIDE = 12
 
@@ -37,6 +38,7 @@ def write_block(folder: Path, labels: range, side: int = SIDE) -> Block:
         url_of=np.zeros(n, np.int32),
         offsets=np.zeros(n, np.int64),
         sizes=np.zeros(n, np.int64),
+        checksums=checksums(images_of(labels, side)),
         ledger=Ledger(n, n),
     )
 

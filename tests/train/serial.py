@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sparknet.loaders.blocks import Block
+from sparknet.loaders.block import Block
 from sparknet.loaders.minibatch import Share, to_tensor
 from sparknet.loaders.samples import Ledger
 from sparknet.train.config import TrainConfig
@@ -16,6 +16,7 @@ from sparknet.train.models import build
 from sparknet.train.net import Net
 from sparknet.train.solver import Multipliers, learning_rate
 from sparknet.train.worker import mean_on, train_round
+from tests.sets import checksums
 
 
 def fresh(config: TrainConfig, classes: int = 3) -> Net:
@@ -26,7 +27,8 @@ def noise_block(folder: Path, n: int, side: int = 16, classes: int = 3, seed: in
     """A block of n random images, made without Spark."""
     rng = np.random.default_rng(seed)
     path = folder / f"noise-{seed}-{n}-{side}.rgb"
-    path.write_bytes(rng.integers(0, 256, (n, side, side, 3), np.uint8).tobytes())
+    images = rng.integers(0, 256, (n, side, side, 3), np.uint8)
+    path.write_bytes(images.tobytes())
     return Block(
         name=path.name,
         path=str(path),
@@ -37,6 +39,7 @@ def noise_block(folder: Path, n: int, side: int = 16, classes: int = 3, seed: in
         url_of=np.zeros(n, np.int32),
         offsets=np.zeros(n, np.int64),
         sizes=np.zeros(n, np.int64),
+        checksums=checksums(images),
         ledger=Ledger(n, n),
     )
 

@@ -8,7 +8,8 @@ import torch
 from pyspark import SparkContext
 
 from sparknet.errors import ConfigError, LabelError
-from sparknet.loaders.blocks import Block, Blocks
+from sparknet.loaders.block import Block
+from sparknet.loaders.blocks import Blocks
 from sparknet.loaders.samples import Ledger
 from sparknet.tensor.weights import WeightCollection
 from sparknet.train.config import TrainConfig
@@ -83,13 +84,15 @@ def blocks_of(sc: SparkContext, handles: list[Block], classes: int = 12) -> Bloc
         class_names=tuple(map(str, range(classes))),
         ledger=Ledger(sum(counts), sum(counts)),
         source="file:/noise",
+        set_id="noise",
     )
 
 
 def cut(block: Block, start: int, stop: int, folder: Path) -> Block:
     path = folder / f"{start}-{stop}-{block.name}"
     path.write_bytes(np.asarray(block.images()[start:stop]).tobytes())
-    return replace(block, name=path.name, path=str(path), labels=block.labels[start:stop])
+    labels, sums = block.labels[start:stop], block.checksums[start:stop]
+    return replace(block, name=path.name, path=str(path), labels=labels, checksums=sums)
 
 
 @pytest.mark.parametrize("bounds", [(0, 41), (0, 1, 2, 30, 41), (0, 20, 20, 41)], ids=str)

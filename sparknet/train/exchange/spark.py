@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 from pyspark import Broadcast
 
-from sparknet.loaders.blocks import Block, Blocks, local_folder, written_whole
+from sparknet.loaders.block import Block
+from sparknet.loaders.blocks import Blocks
 from sparknet.loaders.minibatch import Share
+from sparknet.scratch import local_path, written_whole
 from sparknet.session import readable_errors
 from sparknet.tensor.weights import WeightCollection, average_flat
 from sparknet.train.config import TrainConfig
@@ -138,7 +140,7 @@ def _vectors(results: list[WorkerReport | bytes], dtype: np.dtype) -> Iterator[n
 
 
 def _momentum_path(run_id: str, worker: int, round_number: int) -> Path:
-    return local_folder() / f"{run_id}-momentum-{worker}-{round_number}.npy"
+    return local_path(f"{run_id}-momentum-{worker}-{round_number}.npy")
 
 
 def _load_momentum(path: Path) -> np.ndarray | None:

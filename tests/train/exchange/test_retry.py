@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from pyspark import RDD, SparkContext, TaskContext
 
-from sparknet.loaders.blocks import Block, Blocks
+from sparknet.loaders.block import Block
+from sparknet.loaders.blocks import Blocks
 from sparknet.train.config import SolverConfig, TrainConfig
 from sparknet.train.exchange import Round
 from sparknet.train.exchange.spark import SparkExchange

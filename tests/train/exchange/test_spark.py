@@ -9,7 +9,9 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 from sparknet.errors import ConfigError
-from sparknet.loaders.blocks import Block, Blocks, local_folder
+from sparknet.loaders.block import Block
+from sparknet.loaders.blocks import Blocks
+from sparknet.scratch import local_path
 from sparknet.tensor.weights import WeightCollection
 from sparknet.train.config import SolverConfig, TrainConfig
 from sparknet.train.exchange import Round, WorkerReport
@@ -46,7 +48,7 @@ def shares(train_blocks: Blocks) -> list[list[Block]]:
 @pytest.fixture(scope="module")
 def executor_folder(sc: SparkContext) -> Path:
     """Where the local executor keeps its files."""
-    return Path(sc.parallelize([0], 1).map(lambda _: str(local_folder())).first())
+    return Path(sc.parallelize([0], 1).map(lambda _: str(local_path("x").parent)).first())
 
 
 @pytest.fixture
