@@ -174,6 +174,12 @@ def train(
     ] = None,
     max_iterations: Annotated[int | None, typer.Option(help="Where poly reaches 0; tau * rounds if not given.")] = None,
     momentum_mode: Annotated[str | None, typer.Option(help="Momentum at an average: kept, reset or averaged.")] = None,
+    order: Annotated[
+        str | None, typer.Option(help="Which samples come: epoch (each once), window (the paper's) or replacement.")
+    ] = None,
+    tail: Annotated[
+        str | None, typer.Option(help="An epoch's last samples, of epoch: carried to the next, kept or dropped.")
+    ] = None,
     mirror: Annotated[bool | None, typer.Option(help="Mirror half of the training samples.")] = None,
     subtract_mean: Annotated[
         bool | None, typer.Option("--mean/--no-mean", help="Subtract the training set's mean image.")

@@ -85,7 +85,7 @@ class Stored:
     """A block's images in its file, mapped: no byte is read before it is asked for.
 
     Each image is checked against its checksum when it is first asked for. One that is damaged has the file made
-    again; the next sees whole images.
+    again; whoever asks sees whole images.
 
     Args:
         block: whose.
@@ -99,11 +99,12 @@ class Stored:
 
     def _map(self, path: Path, checked: bool) -> None:
         self.path, self.identity = path, _identity(path)
-        self._images = np.memmap(path, np.uint8, mode="r", shape=self.block.shape)
+        # torch takes only what may be written to. What is written to a private mapping does not reach the file.
+        self._images = np.memmap(path, np.uint8, mode="c", shape=self.block.shape)
         self._unchecked = np.full(len(self.block), not checked)
 
     def image(self, row: int) -> np.ndarray:
-        """Give an image, (side, side, 3) uint8, read-only."""
+        """Give an image, (side, side, 3) uint8, which is to be left as it is."""
         if self._unchecked[row]:
             self._check(row)
         image: np.ndarray = self._images[row]
@@ -113,7 +114,9 @@ class Stored:
         """Give all images, (n, side, side, 3) uint8, read-only."""
         for row in np.flatnonzero(self._unchecked).tolist():
             self._check(row)
-        return self._images
+        images: np.ndarray = self._images.view()
+        images.setflags(write=False)
+        return images
 
     def _check(self, row: int) -> None:
         if self._unchecked[row] and zlib.crc32(self._images[row]) != self.block.checksums[row]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from sparknet.errors import ConfigError
+from sparknet.loaders.orders import Order, Tail
 
 Policy = Literal["fixed", "step", "exp", "inv", "multistep", "poly"]
 Momentum = Literal["kept", "reset", "averaged"]
@@ -81,6 +82,9 @@ class TrainConfig:
         momentum_mode: what becomes of the solver's momentum at an average: each worker's is `kept`, `reset` to
             zero, or `averaged` with the weights.
         solver: of the inner iterations.
+        order: which samples come in which minibatch: `epoch`, `window` or `replacement`; see
+            `sparknet.loaders.orders.order_of`.
+        tail: of an epoch: `carried`, `kept` or `dropped`; likewise.
         mirror: whether half of the training samples are mirrored.
         subtract_mean: whether the training set's mean image is subtracted.
         scale: factor of the input, after the mean.
@@ -101,6 +105,8 @@ class TrainConfig:
     seed: int = 0
     momentum_mode: Momentum = "kept"
     solver: SolverConfig = field(default_factory=SolverConfig)
+    order: Order = "epoch"
+    tail: Tail = "carried"
     mirror: bool = False
     subtract_mean: bool = True
     scale: float = 1.0
@@ -128,6 +134,8 @@ class TrainConfig:
         _check(0 <= self.seed < 2**64, "seed must be from 0 up to 2^64", self.seed)
         _check(0 < self.scale < math.inf, "scale must be above 0 and finite", self.scale)
         _choice("momentum-mode", self.momentum_mode, get_args(Momentum))
+        _choice("order", self.order, get_args(Order))
+        _choice("tail", self.tail, get_args(Tail))
         _choice("device", self.device, ("cpu", "cuda", "auto"))
 
 

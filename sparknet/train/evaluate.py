@@ -10,12 +10,13 @@ from pyspark import Broadcast
 from sparknet.errors import ConfigError, LabelError
 from sparknet.loaders.block import Block
 from sparknet.loaders.blocks import Blocks
-from sparknet.loaders.minibatch import centre_crops, check_crop, to_tensor
+from sparknet.loaders.convert import ToTensor
+from sparknet.loaders.minibatch import centre_crops, check_crop
 from sparknet.session import readable_errors
 from sparknet.tensor.weights import WeightCollection
 from sparknet.train.config import TrainConfig
 from sparknet.train.net import Net
-from sparknet.train.worker import mean_on, replica
+from sparknet.train.worker import replica
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +110,10 @@ def score_block(net: Net, block: Block, mean: np.ndarray | None, config: TrainCo
         config: of the run.
     """
     torch.set_num_threads(config.threads)
-    mean_tensor = mean_on(net.device, mean)
+    to_tensor = ToTensor(mean, config.scale, net.device, net.channels_last)
     total = Scores()
     for batch in centre_crops(block, config.test_batch, config.crop):
-        scores = net.forward(to_tensor(batch, mean_tensor, config.scale, net.device))
+        scores = net.forward(to_tensor(batch))
         labels = torch.from_numpy(batch.labels).to(net.device)
         best = scores.topk(min(5, scores.shape[1]), dim=1).indices == labels[:, None]
         total += Scores(

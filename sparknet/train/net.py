@@ -20,7 +20,8 @@ class Net:
 
     Args:
         module: (n, 3, crop, crop) float32 in, (n, classes) out. Taken over: its tensors are laid out anew. An
-            attribute `multipliers`, `Multipliers` by parameter name, goes to the solver.
+            attribute `multipliers`, `Multipliers` by parameter name, goes to the solver; where one `channels_last` is
+            true, its input has that memory format.
         solver: for `step`.
         device: where to compute.
 
@@ -51,6 +52,7 @@ class Net:
         multipliers: Mapping[str, Multipliers] = getattr(module, "multipliers", {})
         frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         used = {name: multiplier for name, multiplier in multipliers.items() if name not in frozen}
+        self.channels_last = bool(getattr(module, "channels_last", False))
         self.solver = SGD(trainable, used, solver)
 
     def get_weights(self) -> WeightCollection:

@@ -12,7 +12,8 @@ import torch
 from pyspark import SparkContext, TaskContext
 
 from sparknet.errors import ConfigError
-from sparknet.loaders.minibatch import Share, to_tensor
+from sparknet.loaders.convert import ToTensor
+from sparknet.loaders.minibatch import Share
 from sparknet.session import readable_errors
 from sparknet.train.config import TrainConfig
 from sparknet.train.models import build
@@ -63,14 +64,22 @@ def train_round(
     torch.manual_seed(_torch_seed(config.seed, share.number, round_number))
     net.set_weights(weights)
     net.set_momentum(momentum)
-    mean_tensor = mean_on(net.device, mean)
+    to_tensor = ToTensor(mean, config.scale, net.device, net.channels_last)
     first = round_number * config.tau
-    batches = share.minibatches(first, config.tau, batch=config.batch, crop=config.crop, mirror=config.mirror)
+    batches = share.minibatches(
+        first,
+        config.tau,
+        batch=config.batch,
+        crop=config.crop,
+        mirror=config.mirror,
+        order=config.order,
+        tail=config.tail,
+    )
     losses, samples, data_s = [], 0, 0.0
     began = waiting = time.perf_counter()
     for i, batch in enumerate(batches):
         data_s += time.perf_counter() - waiting
-        x = to_tensor(batch, mean_tensor, config.scale, net.device)
+        x = to_tensor(batch)
         losses.append(net.step(x, torch.from_numpy(batch.labels).to(net.device), first + i) * len(batch.labels))
         samples += len(batch.labels)
         waiting = time.perf_counter()
@@ -116,13 +125,6 @@ def _device(name: str) -> torch.device:
     context = TaskContext.get()
     gpus = context.resources().get("gpu") if context else None
     return torch.device(f"cuda:{gpus.addresses[0]}" if gpus else "cuda:0")
-
-
-def mean_on(device: torch.device, mean: np.ndarray | None) -> torch.Tensor | None:
-    """Put a mean image on a device, as `to_tensor` takes it: (side, side, 3) to (3, side, side)."""
-    if mean is None:
-        return None
-    return torch.from_numpy(np.ascontiguousarray(mean.transpose(2, 0, 1))).to(device)
 
 
 def _torch_seed(seed: int, worker: int, round_number: int) -> int:

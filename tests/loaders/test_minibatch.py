@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparknet.errors import ConfigError
 from sparknet.loaders.block import Block
-from sparknet.loaders.minibatch import Minibatch, Share, centre_crops, check_crop, to_tensor
+from sparknet.loaders.minibatch import Minibatch, Share, centre_crops, check_crop
+from sparknet.loaders.orders import Order, Tail, order_of
 from sparknet.loaders.samples import Ledger
 from tests.sets import checksums
 
@@ -70,23 +70,13 @@ def test_a_share_is_its_blocks_end_to_end(folder: Path) -> None:
     assert len(share) == 6
     assert share.labels.tolist() == [0, 1, 2, 3, 4, 5]
     indices = np.array([5, 0, 2, 3, 4, 3])
-    whole = share.gather(indices, np.zeros((6, 2), np.int64), SIDE)
+    whole = share.gather(indices, np.zeros((6, 2), np.int64), np.zeros(6, bool), SIDE)
     assert np.array_equal(whole, images_of(range(6))[indices])
 
 
 def test_a_share_whose_first_blocks_are_empty(folder: Path) -> None:
     share = share_of(folder, 0, 0, 3)
     assert sorted(np.concatenate([batch.labels for batch in draw(share, 0, 3, batch=1)]).tolist()) == [0, 1, 2]
-
-
-@given(n=st.integers(1, 40), batch=st.integers(1, 60), epochs=st.integers(1, 4), seed=st.integers(0, 2**32))
-def test_each_sample_comes_once_an_epoch(n: int, batch: int, epochs: int, seed: int) -> None:
-    share = Share.__new__(Share)
-    share.labels, share.seed, share.number = np.arange(n), seed, 0
-    iterations = -(-n * epochs // batch)
-    drawn = np.concatenate([share.order(i * batch, batch) for i in range(iterations)])
-    for epoch in range(epochs):
-        assert sorted(drawn[epoch * n : (epoch + 1) * n].tolist()) == [*range(n)]
 
 
 @pytest.mark.parametrize("batch", [1, 3, 7, 10, 24])
@@ -150,9 +140,10 @@ def test_half_are_mirrored_where_asked(folder: Path) -> None:
     assert 400 < flags.sum() < 600
     plain, mirrored = draw(share, 0, 20, crop=5), draw(share, 0, 20, crop=5, mirror=True)
     assert not any(batch.mirrored.any() for batch in plain)
-    for one, other in zip(plain, mirrored, strict=True):  # the crops are the same, as they lie
-        assert np.array_equal(one.images, other.images)
+    for one, other in zip(plain, mirrored, strict=True):  # the crops are the same, before they are mirrored
         assert np.array_equal(one.corners, other.corners)
+        flags = other.mirrored[:, None, None, None]
+        assert np.array_equal(other.images, np.where(flags, one.images[:, :, ::-1], one.images))
 
 
 def test_crops_that_do_not_fit_are_refused(folder: Path) -> None:
@@ -185,58 +176,22 @@ def test_centre_crops_of_an_empty_block_are_none(folder: Path) -> None:
     assert [*centre_crops(write_block(folder, range(0)), 4, 5)] == []
 
 
-def naive(batch: Minibatch, mean: np.ndarray | None, scale: float) -> np.ndarray:
-    """What `to_tensor` must give, an image at a time. Mean is (side, side, 3)."""
-    out = []
-    crop = batch.images.shape[1]
-    for image, (top, left), mirrored in zip(batch.images, batch.corners, batch.mirrored, strict=True):
-        x = image.astype(np.float64)
-        if mean is not None:
-            x -= mean[top : top + crop, left : left + crop]
-        if mirrored:
-            x = x[:, ::-1]
-        out.append(x.transpose(2, 0, 1) * scale)
-    return np.array(out)
-
-
-@pytest.mark.parametrize("with_mean", [True, False])
-@pytest.mark.parametrize("scale", [1, 1 / 256, 0.017])
-@pytest.mark.parametrize("mirror", [True, False])
-@pytest.mark.parametrize("crop", [SIDE, 7, 1])
-def test_conversion_is_that_of_the_naive_way(
-    folder: Path, crop: int, mirror: bool, scale: float, with_mean: bool
+@pytest.mark.parametrize(
+    ("order", "tail", "sizes"),
+    [
+        ("epoch", "carried", [4, 4, 4, 4, 4]),
+        ("epoch", "kept", [4, 4, 2, 4, 4]),
+        ("epoch", "dropped", [4, 4, 4, 4, 4]),
+        ("window", "carried", [4, 4, 4, 4, 4]),
+        ("replacement", "carried", [4, 4, 4, 4, 4]),
+    ],
+)
+def test_minibatches_follow_the_order_that_is_asked_for(
+    folder: Path, order: Order, tail: Tail, sizes: list[int]
 ) -> None:
-    mean = np.random.default_rng(3).uniform(0, 255, (SIDE, SIDE, 3)).astype(np.float32) if with_mean else None
-    tensor = None if mean is None else torch.from_numpy(mean.transpose(2, 0, 1).copy())
-    for batch in draw(share_of(folder, 9), 0, 4, batch=9, crop=crop, mirror=mirror):
-        before = batch.images.copy()
-        x = to_tensor(batch, tensor, scale, "cpu")
-        assert x.shape == (9, 3, crop, crop)
-        assert x.dtype == torch.float32
-        assert x.is_contiguous()
-        np.testing.assert_allclose(x.numpy(), naive(batch, mean, scale), rtol=1e-6, atol=1e-6)
-        assert np.array_equal(batch.images, before)
-        assert tensor is None or np.array_equal(tensor.numpy(), np.asarray(mean).transpose(2, 0, 1))
-
-
-def test_the_mean_is_subtracted_before_mirroring() -> None:
-    """In Caffe's order the image minus itself is zero, mirrored or not; the other way round it is not."""
-    image = images_of(range(1))
-    mean = torch.from_numpy(image[0].transpose(2, 0, 1).astype(np.float32))
-    for mirrored in (True, False):
-        for top, left in ((0, 0), (2, 5)):
-            batch = Minibatch(
-                images=image[:, top : top + 6, left : left + 6],
-                labels=np.zeros(1, np.int64),
-                corners=np.array([[top, left]]),
-                mirrored=np.array([mirrored]),
-            )
-            assert to_tensor(batch, mean, 1, "cpu").abs().max() == 0
-
-
-def test_the_centre_of_the_mean_is_taken_for_centre_crops(folder: Path) -> None:
-    mean = np.random.default_rng(3).uniform(0, 255, (SIDE, SIDE, 3)).astype(np.float32)
-    tensor = torch.from_numpy(mean.transpose(2, 0, 1).copy())
-    for batch in centre_crops(write_block(folder, range(5)), 2, 7):
-        x = to_tensor(batch, tensor, 1, "cpu").numpy()
-        np.testing.assert_allclose(x, naive(batch, mean, 1), rtol=1e-6, atol=1e-6)
+    share = share_of(folder, 7, 3)
+    found = [*share.minibatches(0, 5, batch=4, crop=5, mirror=True, order=order, tail=tail)]
+    indices = order_of(order, tail, samples=10, batch=4, tau=5, key=(1, 0))
+    assert [batch.labels.tolist() for batch in found] == [indices(i).tolist() for i in range(5)]
+    assert [batch.images.shape for batch in found] == [(size, 5, 5, 3) for size in sizes]
+    assert all(len(batch.corners) == len(batch.mirrored) == len(batch.labels) for batch in found)

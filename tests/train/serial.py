@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from sparknet.loaders.block import Block
-from sparknet.loaders.minibatch import Share, to_tensor
+from sparknet.loaders.convert import ToTensor
+from sparknet.loaders.minibatch import Share
 from sparknet.loaders.samples import Ledger
 from sparknet.train.config import TrainConfig
 from sparknet.train.models import build
 from sparknet.train.net import Net
 from sparknet.train.solver import Multipliers, learning_rate
-from sparknet.train.worker import mean_on, train_round
+from sparknet.train.worker import train_round
 from tests.sets import checksums
 
 
@@ -97,7 +98,7 @@ def plain_sgd(blocks: list[Block], config: TrainConfig, mean: np.ndarray | None)
     share = Share(blocks, config.seed, 0)
     batches = share.minibatches(0, iterations, batch=config.batch, crop=config.crop, mirror=config.mirror)
     for iteration, minibatch in enumerate(batches):
-        x = to_tensor(minibatch, mean_on(torch.device("cpu"), mean), config.scale, "cpu")
+        x = ToTensor(mean, config.scale)(minibatch)
         loss = torch.nn.functional.cross_entropy(module(x), torch.from_numpy(minibatch.labels))
         gradients = torch.autograd.grad(loss, list(parameters.values()))
         rate = learning_rate(config.solver, iteration)

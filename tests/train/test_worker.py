@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from sparknet.errors import ConfigError
-from sparknet.loaders.minibatch import Share, to_tensor
+from sparknet.loaders.convert import ToTensor
+from sparknet.loaders.minibatch import Share
 from sparknet.train.config import SolverConfig, TrainConfig
 from sparknet.train.net import Net
-from sparknet.train.worker import Outcome, mean_on, replica, train_round
+from sparknet.train.worker import Outcome, replica, train_round
 from tests.train.serial import fresh, noise_block
 
 CONFIG = TrainConfig(
@@ -104,7 +105,7 @@ def test_a_round_is_the_steps_of_a_net_on_the_minibatches_of_its_iterations(shar
     losses, images = [], 0
     # Round 3, the fourth, has iterations 12 to 15: the rate drops in its middle.
     for i, batch in enumerate(share.minibatches(12, 4, batch=5, crop=12, mirror=True)):
-        x = to_tensor(batch, mean_on(net.device, mean), config.scale, "cpu")
+        x = ToTensor(mean, config.scale)(batch)
         losses.append(float(net.step(x, torch.from_numpy(batch.labels), 12 + i)))
         images += len(x)
     outcome = train_round(fresh(config), share, weights, None, 3, config, mean)
@@ -155,14 +156,6 @@ def test_a_process_makes_the_replica_of_a_run_once() -> None:
     expected = Net(nn.Sequential(*fresh(config).module.children()), config.solver)
     assert replica(config, 3).get_weights().allclose(expected.get_weights(), rtol=0, atol=0)
     replica.cache_clear()
-
-
-def test_the_mean_goes_to_channels_first() -> None:
-    mean = np.arange(2 * 2 * 3, dtype=np.float32).reshape(2, 2, 3)
-    tensor = mean_on(torch.device("cpu"), mean)
-    assert tensor is not None
-    assert tensor.tolist() == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
-    assert mean_on(torch.device("cpu"), None) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")

@@ -1,0 +1,76 @@
+"""From a minibatch's bytes to a network's input, on its device. In: uint8 crops. Out: a float tensor.
+
+As in Caffe, each crop has the mean image's pixels of its own place subtracted, a mirrored one the mirrored mean's. On a
+CPU an image is converted at a time, while its bytes are in the cache; elsewhere bytes travel, and the whole minibatch
+is converted there. Both give the same bits.
+"""
+
+import numpy as np
+import torch
+
+from sparknet.loaders.minibatch import Minibatch
+
+
+class ToTensor:
+    """The conversion of a run's minibatches.
+
+    Args:
+        mean: (side, side, 3) float32, the mean image, in grey levels; nothing is subtracted where None.
+        scale: factor of the result.
+        device: where to convert, and where the result lies.
+        channels_last: whether the result's channels are next to each other in memory, as convolutions on a CPU and
+            on tensor cores like it; its shape is the same.
+    """
+
+    def __init__(
+        self, mean: np.ndarray | None, scale: float, device: torch.device | str = "cpu", channels_last: bool = False
+    ) -> None:
+        self._scale, self._device = scale, torch.device(device)
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        self._means: tuple[torch.Tensor, torch.Tensor] | None = None
+        if mean is not None:
+            both = (torch.from_numpy(np.ascontiguousarray(image)) for image in (mean, mean[:, ::-1]))
+            plain, mirrored = (image.permute(2, 0, 1)[None].to(self._device) for image in both)
+            self._means = (
+                plain.contiguous(memory_format=self._format)[0],
+                mirrored.contiguous(memory_format=self._format)[0],
+            )
+
+    def __call__(self, batch: Minibatch) -> torch.Tensor:
+        """Convert a minibatch.
+
+        Args:
+            batch: n crops.
+
+        Returns:
+            (n, 3, crop, crop) float32, on the device.
+        """
+        pixels = torch.from_numpy(batch.images).to(self._device).permute(0, 3, 1, 2)
+        if self._device.type == "cpu":
+            return self._one_by_one(pixels, batch)
+        return self._all_at_once(pixels, batch)
+
+    def _one_by_one(self, pixels: torch.Tensor, batch: Minibatch) -> torch.Tensor:
+        out = torch.empty(pixels.shape, dtype=torch.float32, memory_format=self._format)
+        if self._means is None:
+            return torch.mul(pixels, self._scale, out=out)
+        side, crop = self._means[0].shape[-1], pixels.shape[-1]
+        for i, ((top, left), mirrored) in enumerate(zip(batch.corners.tolist(), batch.mirrored.tolist(), strict=True)):
+            if mirrored:
+                left = side - crop - left
+            x = out[i]
+            torch.sub(pixels[i], self._means[mirrored][:, top : top + crop, left : left + crop], out=x)
+            if self._scale != 1:
+                x.mul_(self._scale)
+        return out
+
+    def _all_at_once(self, pixels: torch.Tensor, batch: Minibatch) -> torch.Tensor:
+        x = pixels.to(torch.float32, memory_format=self._format)
+        if self._means is not None:
+            crop = x.shape[-1]
+            windows = self._means[0].unfold(1, crop, 1).unfold(2, crop, 1)
+            tops, lefts = torch.from_numpy(batch.corners).to(self._device).unbind(1)
+            mean = windows[:, tops, lefts].transpose(0, 1)
+            mirrored = torch.from_numpy(batch.mirrored).to(self._device)[:, None, None, None]
+            x -= torch.where(mirrored, mean.flip(-1), mean)
+        return x if self._scale == 1 else x.mul_(self._scale)
