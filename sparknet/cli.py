@@ -37,6 +37,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+bench = typer.Typer(help="Benchmarks: compare the ratios, not the seconds.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
 
 Source = Annotated[str, typer.Argument(help="URL or path of a tar, or of a folder of tars.")]
 Layout = Annotated[
@@ -349,6 +351,28 @@ def _resumable(folder: Path) -> Iterator[None]:
 
 # What main() is to show of an error besides its line.
 _shown: list[str] = []
+
+
+@bench.command("minibatch")
+def bench_minibatch(
+    images: Annotated[int, typer.Option(help="Random images of 256 x 256 to draw from; a multiple of 256.")] = 2048,
+    turns: Annotated[int, typer.Option(help="How often each way has its turn.")] = 5,
+    seconds: Annotated[float, typer.Option(help="Of each turn.")] = 1.0,
+    others: Annotated[bool, typer.Option("--others/--no-others", help="Measure other loaders too.")] = True,
+    json: Json = False,
+) -> None:
+    """How fast minibatches come from cached images on one core, beside the machine's limits and other loaders."""
+    from sparknet.bench.minibatch import measure
+
+    rates = measure(images, turns, seconds, others)
+    if json:
+        _print_json({"rates": [rate._asdict() for rate in rates]})
+        return
+    width = max(len(rate.name) for rate in rates)
+    typer.echo(f"{'crops of 227 x 227, minibatches of 256':{width}}  images/s a core  of the limit")
+    for rate in rates:
+        ratio = "" if rate.name == rate.limit else f"{rate.ratio:.0%}"
+        typer.echo(f"{rate.name:{width}}  {rate.images_per_s:15,.0f}  {ratio:>12}".rstrip())
 
 
 def main() -> None:

@@ -29,8 +29,8 @@ class TinySet:
 
 
 def checksums(images: np.ndarray) -> np.ndarray:
-    """Of each image, as a block's handle holds them."""
-    return np.array([zlib.crc32(image.tobytes()) for image in images], np.uint32)
+    """Of each image, (n, side, side, 3), as a block's handle holds them."""
+    return np.array([zlib.crc32(image.tobytes()) for image in images.transpose(0, 3, 1, 2)], np.uint32)
 
 
 def jpeg(seed: int, label: int, size: tuple[int, int] = (40, 32)) -> bytes:

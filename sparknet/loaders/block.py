@@ -3,6 +3,9 @@
 In: the samples of a partition. Out: a `Block`, which Spark keeps and sends about: it holds the labels, where each image
 came from, and its checksum. So a block is a pure function of its handle: a task that misses the file, because
 its executor is gone or another host's, makes it again from the source; so does one that finds it damaged.
+
+In the file an image lies plane by plane, all red, all green, all blue: there a row is mirrored as bytes, and torch's
+own format needs no change.
 """
 
 import logging
@@ -19,7 +22,7 @@ import numpy as np
 from sparknet.errors import ShardError
 from sparknet.loaders.decode import decode
 from sparknet.loaders.layouts.plan import Sample
-from sparknet.loaders.preprocess import resize
+from sparknet.loaders.preprocess import planes, resize
 from sparknet.loaders.samples import BadLimit, BadSample, Counted, Ledger, decode_samples
 from sparknet.loaders.source import read_range
 from sparknet.scratch import Room, local_path, remove_executors_orphans, written_whole
@@ -44,7 +47,7 @@ class Block:
         url_of: (n,) int32, index into `urls`.
         offsets: (n,) int64, where each encoded image begins there, bytes.
         sizes: (n,) int64, its length, bytes.
-        checksums: (n,) uint32, CRC-32 of each preprocessed image.
+        checksums: (n,) uint32, CRC-32 of each preprocessed image, as it lies in the file.
         ledger: of the pass that built it.
     """
 
@@ -65,20 +68,21 @@ class Block:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(n, side, side, 3)."""
-        return (len(self), self.side, self.side, 3)
+        """Of the file: (n, 3, side, side)."""
+        return (len(self), 3, self.side, self.side)
 
     def images(self) -> np.ndarray:
         """Map the block's images, all checked; make the file again first where it is missing or damaged.
 
         Returns:
-            (n, side, side, 3) uint8, RGB, read-only.
+            (n, side, side, 3) uint8, RGB, read-only. A view: `images.transpose(0, 3, 1, 2)` is contiguous.
 
         Raises:
             SourceError, DecodeError: the source no longer gives what it gave.
             SessionError: the file cannot be written.
         """
-        return open_block(self).all() if len(self) else np.zeros(self.shape, np.uint8)
+        planar = open_block(self).all() if len(self) else np.zeros(self.shape, np.uint8)
+        return planar.transpose(0, 2, 3, 1)
 
 
 class Stored:
@@ -100,21 +104,22 @@ class Stored:
     def _map(self, path: Path, checked: bool) -> None:
         self.path, self.identity = path, _identity(path)
         # torch takes only what may be written to. What is written to a private mapping does not reach the file.
-        self._images = np.memmap(path, np.uint8, mode="c", shape=self.block.shape)
+        # As a plain array: a memmap's own slices take longer than the copy of a crop.
+        self._images = np.asarray(np.memmap(path, np.uint8, mode="c", shape=self.block.shape))
         self._unchecked = np.full(len(self.block), not checked)
 
     def image(self, row: int) -> np.ndarray:
-        """Give an image, (side, side, 3) uint8, which is to be left as it is."""
+        """Give an image, (3, side, side) uint8, which is to be left as it is."""
         if self._unchecked[row]:
             self._check(row)
         image: np.ndarray = self._images[row]
         return image
 
     def all(self) -> np.ndarray:
-        """Give all images, (n, side, side, 3) uint8, read-only."""
+        """Give all images, (n, 3, side, side) uint8, read-only."""
         for row in np.flatnonzero(self._unchecked).tolist():
             self._check(row)
-        images: np.ndarray = self._images.view()
+        images = self._images.view()
         images.setflags(write=False)
         return images
 
@@ -169,7 +174,7 @@ def _make_again(block: Block) -> Path:
     path = local_path(block.name)
     with written_whole(path) as file:
         for i, (url, offset, size) in enumerate(zip(block.url_of, block.offsets, block.sizes, strict=True)):
-            image = resize(decode(read_range(block.urls[url], int(offset), int(size))), block.side)
+            image = planes(resize(decode(read_range(block.urls[url], int(offset), int(size))), block.side))
             if zlib.crc32(image.data) != block.checksums[i]:
                 raise ShardError(
                     f"{block.urls[url]}: the image at offset {offset} is not what it was when it was cached; the file "
@@ -221,7 +226,7 @@ def write_block(
             if unlooked >= _LOOK_BYTES:
                 room.check_rest(path, max(left + 1, 1) * image_bytes)
                 unlooked = 0
-            image = resize(pixels, side)
+            image = planes(resize(pixels, side))
             file.write(image.data)
             unlooked += image_bytes
             url = url_index.setdefault(sample.url, len(url_index))

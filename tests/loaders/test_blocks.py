@@ -87,7 +87,7 @@ def test_a_block_is_a_partition_in_its_order(samples: Samples, blocks: Blocks) -
     assert blocks.counts == tuple(len(part) for part in parts)
     for part, block in zip(parts, handles, strict=True):
         assert len(block) == len(part)
-        assert block.shape == (len(part), SIDE, SIDE, 3)
+        assert block.shape == (len(part), 3, SIDE, SIDE)
         assert block.labels.tolist() == [sample.label for sample in part]
         assert [(block.urls[i], int(at)) for i, at in zip(block.url_of, block.offsets, strict=True)] == [
             (sample.url, sample.offset) for sample in part
@@ -101,7 +101,8 @@ def test_a_block_is_a_partition_in_its_order(samples: Samples, blocks: Blocks) -
         ]
         images = block.images()
         assert images.dtype == np.uint8
-        assert images.shape == block.shape
+        assert images.shape == (len(part), SIDE, SIDE, 3)
+        assert images.transpose(0, 3, 1, 2).flags.c_contiguous
         assert not images.flags.writeable
 
 
@@ -178,7 +179,7 @@ def test_too_many_bad_samples(sc: SparkContext, tmp_path: Path, max_bad: float, 
         cache(samples, SIDE, max_bad)
     assert str(raised.value).startswith(f"{samples.source}: ")
     assert str(raised.value).endswith("mend them, or raise --max-bad")
-    assert sc._jsc.getPersistentRDDs().size() == persistent
+    assert sc._jsc.getPersistentRDDs().size() <= persistent  # Spark may have found others unreachable meanwhile
 
 
 @pytest.mark.parametrize("max_bad", [-0.1, 1.1, float("nan")])
@@ -287,14 +288,14 @@ def test_an_image_is_checked_when_it_is_asked_for(samples: Samples, elsewhere: P
     flip_a_bit(block)
     forget_all()
     stored = open_block(block)
-    assert np.array_equal(stored.image(4), whole[4])
+    assert np.array_equal(stored.image(4), whole[4].transpose(2, 0, 1))
     assert stored.path == Path(block.path)
     inode = stored.path.stat().st_ino
-    assert np.array_equal(stored.image(5), whole[5])
+    assert np.array_equal(stored.image(5), whole[5].transpose(2, 0, 1))
     assert stored.path == elsewhere / block.name
     assert stored.path.stat().st_ino != inode
     assert open_block(block) is stored
-    assert np.array_equal(stored.all(), whole)
+    assert np.array_equal(stored.all(), whole.transpose(0, 3, 1, 2))
 
 
 def test_a_source_that_has_changed_is_an_error(sc: SparkContext, tmp_path: Path, elsewhere: Path) -> None:
@@ -481,6 +482,6 @@ def test_attempts_at_the_same_block_do_not_disturb_each_other(samples: Samples, 
         list(build(3, interrupted(), "set"))  # type: ignore[arg-type]
     [path] = elsewhere.iterdir()
     assert path.name == "set-00003.rgb"
-    assert np.array_equal(np.fromfile(path, np.uint8).reshape(-1, SIDE, SIDE, 3), whole[0])
+    assert np.array_equal(np.fromfile(path, np.uint8).reshape(-1, 3, SIDE, SIDE), whole[0].transpose(0, 3, 1, 2))
     [again] = build(3, records, "set")
     assert np.array_equal(again.images(), whole[0])

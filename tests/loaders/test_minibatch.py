@@ -1,5 +1,6 @@
 import socket
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ def images_of(labels: range, side: int = SIDE) -> np.ndarray:
 def write_block(folder: Path, labels: range, side: int = SIDE) -> Block:
     """A block of images whose label is their number, so that it tells which one came."""
     path = folder / f"{labels.start}-{labels.stop}-{side}.rgb"
-    images_of(labels, side).tofile(path)
+    path.write_bytes(images_of(labels, side).transpose(0, 3, 1, 2).tobytes())
     n = len(labels)
     return Block(
         name=path.name,
@@ -58,7 +59,12 @@ def share_of(folder: Path, *sizes: int, seed: int = 1, number: int = 0) -> Share
 def draw(
     share: Share, first: int, count: int, batch: int = 4, crop: int = SIDE, mirror: bool = False
 ) -> list[Minibatch]:
-    return [*share.minibatches(first, count, batch=batch, crop=crop, mirror=mirror)]
+    return kept(share.minibatches(first, count, batch=batch, crop=crop, mirror=mirror))
+
+
+def kept(batches: Iterator[Minibatch]) -> list[Minibatch]:
+    """All of them: each is good only until the next is drawn."""
+    return [batch._replace(images=batch.images.copy()) for batch in batches]
 
 
 def same(one: Minibatch, other: Minibatch) -> bool:
@@ -190,7 +196,7 @@ def test_minibatches_follow_the_order_that_is_asked_for(
     folder: Path, order: Order, tail: Tail, sizes: list[int]
 ) -> None:
     share = share_of(folder, 7, 3)
-    found = [*share.minibatches(0, 5, batch=4, crop=5, mirror=True, order=order, tail=tail)]
+    found = kept(share.minibatches(0, 5, batch=4, crop=5, mirror=True, order=order, tail=tail))
     indices = order_of(order, tail, samples=10, batch=4, tau=5, key=(1, 0))
     assert [batch.labels.tolist() for batch in found] == [indices(i).tolist() for i in range(5)]
     assert [batch.images.shape for batch in found] == [(size, 5, 5, 3) for size in sizes]

@@ -98,10 +98,7 @@ def test_an_iteration_is_the_same_whenever_it_is_asked_for(
 @pytest.mark.parametrize("other", [(1, 0), (0, 1)])
 def test_another_seed_or_share_has_another_order(other: tuple[int, int]) -> None:
     for name in ("epoch", "window", "replacement"):
-        first, second = (
-            order_of(name, "carried", samples=100, batch=10, tau=1, key=key)
-            for key in ((0, 0), other)
-        )
+        first, second = (order_of(name, "carried", samples=100, batch=10, tau=1, key=key) for key in ((0, 0), other))
         assert any(first(i).tolist() != second(i).tolist() for i in range(3))
 
 

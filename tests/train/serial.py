@@ -29,7 +29,7 @@ def noise_block(folder: Path, n: int, side: int = 16, classes: int = 3, seed: in
     rng = np.random.default_rng(seed)
     path = folder / f"noise-{seed}-{n}-{side}.rgb"
     images = rng.integers(0, 256, (n, side, side, 3), np.uint8)
-    path.write_bytes(images.tobytes())
+    path.write_bytes(images.transpose(0, 3, 1, 2).tobytes())
     return Block(
         name=path.name,
         path=str(path),

@@ -90,7 +90,7 @@ def blocks_of(sc: SparkContext, handles: list[Block], classes: int = 12) -> Bloc
 
 def cut(block: Block, start: int, stop: int, folder: Path) -> Block:
     path = folder / f"{start}-{stop}-{block.name}"
-    path.write_bytes(np.asarray(block.images()[start:stop]).tobytes())
+    path.write_bytes(block.images()[start:stop].transpose(0, 3, 1, 2).tobytes())
     labels, sums = block.labels[start:stop], block.checksums[start:stop]
     return replace(block, name=path.name, path=str(path), labels=labels, checksums=sums)
 

@@ -1,0 +1,1 @@
+"""Benchmarks, one a file; each is a command, `sparknet bench NAME`."""
