@@ -368,8 +368,9 @@ def bench_minibatch(
     if json:
         _print_json({"rates": [rate._asdict() for rate in rates]})
         return
-    width = max(len(rate.name) for rate in rates)
-    typer.echo(f"{'crops of 227 x 227, minibatches of 256':{width}}  images/s a core  of the limit")
+    head = "crops of 227 x 227, minibatches of 256"
+    width = max(len(head), *(len(rate.name) for rate in rates))
+    typer.echo(f"{head:{width}}  images/s a core  of the limit")
     for rate in rates:
         ratio = "" if rate.name == rate.limit else f"{rate.ratio:.0%}"
         typer.echo(f"{rate.name:{width}}  {rate.images_per_s:15,.0f}  {ratio:>12}".rstrip())

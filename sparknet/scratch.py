@@ -4,6 +4,7 @@ A folder's name says which process owns it. So whoever comes next can tell what 
 away; what belongs to a process that runs, to another machine's or to another container's, is left alone.
 """
 
+import atexit
 import hashlib
 import importlib.util
 import os
@@ -58,19 +59,21 @@ def local_path(name: str) -> Path:
     """Say where this executor keeps a file that may vanish with it.
 
     Its folder lies in one of Spark's local directories, chosen by the name: where there are several disks, all are
-    used. It belongs to the executor, not to the Python worker that asks.
+    used. It belongs to the executor, not to the Python worker that asks; where there is none, to this process.
 
     Args:
         name: of the file.
-
-    Raises:
-        SessionError: the folder cannot be made.
     """
     roots = local_roots()
     folder = roots[zlib.crc32(name.encode()) % len(roots)] / _owner_name(_executor())
-    with _written(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    if _executor() == os.getpid():
+        _remove_at_exit(folder)
     return folder / name
+
+
+@cache
+def _remove_at_exit(folder: Path) -> None:
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def local_roots() -> list[Path]:
@@ -149,7 +152,8 @@ class Room:
         self._check(path, need_bytes, f"this partition's images need another {decimal(need_bytes)} at least")
 
     def _check(self, path: Path, need_bytes: int, need: str) -> None:
-        free = shutil.disk_usage(path.parent).free
+        there = next(folder for folder in path.parents if folder.exists())
+        free = shutil.disk_usage(there).free
         if need_bytes > free:
             raise SessionError(
                 f"{path.parent}: {decimal(free)} free, but {need}; make room there, let Spark's local directory "
@@ -175,7 +179,7 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Write a file under a name of this attempt, and rename it when it is whole.
 
     Attempts at the same task may run at the same time (speculation), and a killed one leaves no half a file behind
-    under the real name.
+    under the real name. Its folder is made where missing.
 
     Raises:
         SessionError: it cannot be written.
@@ -183,11 +187,13 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     attempt = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         with _written(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             with attempt.open("wb") as file:
                 yield file
             attempt.replace(path)
     finally:
-        attempt.unlink(missing_ok=True)
+        with suppress(OSError):  # renamed, or there is not even its folder
+            attempt.unlink()
 
 
 @contextmanager

@@ -56,6 +56,7 @@ def test_examples_run(
 def run_shell(text: str, folder: Path) -> None:
     # The pages show runs that are worth their while; three rounds show that the command works.
     brief = re.sub(r"--turns \d+", "--turns 1", re.sub(r"--rounds \d+", "--rounds 3", text))
+    brief = brief.replace("bench minibatch", "bench minibatch --images 512 --turns 1 --seconds 0.1")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", brief],

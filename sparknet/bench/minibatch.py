@@ -8,6 +8,7 @@ import socket
 import statistics
 import tempfile
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -206,7 +207,8 @@ def _petastorm(blocks: list[Block], folder: Path) -> Iterator[Way]:
         num_epochs=None,
         results_queue_size=4,
     )
-    with BatchedDataLoader(reader, batch_size=BATCH) as loader:
+    with warnings.catch_warnings(), BatchedDataLoader(reader, batch_size=BATCH) as loader:
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         batches = iter(loader)
         yield Way("petastorm BatchedDataLoader: whole images, uint8", COPY, lambda: next(batches))
 

@@ -1,0 +1,135 @@
+"""Minibatches without SparkNet's trainer: as a dataset for a torch loop of one's own, and as an RDD.
+
+In: cached images. Out: the minibatches that a worker of SparkNet would draw.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import torch
+from pyspark import RDD
+from torch.utils.data import IterableDataset, get_worker_info
+
+from sparknet.errors import ConfigError
+from sparknet.loaders.block import Block
+from sparknet.loaders.blocks import Blocks
+from sparknet.loaders.minibatch import Minibatch, Share
+from sparknet.loaders.orders import Order, Tail
+
+
+class MinibatchDataset(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """An epoch of minibatches each time that it is gone through.
+
+    For torch's DataLoader with `batch_size=None`. Each of its workers draws from blocks of its own: together they give
+    every sample once an epoch, whatever their number. A block whose file lies on another host, or is gone, is made
+    again from the source.
+
+    Args:
+        blocks: handles, as `Blocks.rdd.collect()` gives them.
+        batch: samples in a minibatch.
+        crop: height and width, pixels; at most the images' side.
+        mirror: whether half of the samples are mirrored.
+        seed: of order, crops and mirroring.
+        tail: the samples at an epoch's end that do not fill a minibatch: `kept` as a small one, or `dropped`.
+
+    Raises:
+        ConfigError: there is no image, or the tail is to be carried over: an epoch ends with its iteration here.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        *,
+        batch: int,
+        crop: int,
+        mirror: bool = False,
+        seed: int = 0,
+        tail: Tail = "kept",
+    ) -> None:
+        self._blocks = [block for block in blocks if len(block)]
+        if not self._blocks:
+            raise ConfigError("a dataset needs an image, and the blocks have none")
+        if tail == "carried":
+            raise ConfigError("the tail of a dataset's epoch is kept or dropped; it cannot be carried to the next")
+        self._batch, self._crop, self._mirror, self._seed, self._tail = batch, crop, mirror, seed, tail
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next; each has an order of its own. Without it, all are the first.
+
+        Args:
+            epoch: from 0.
+        """
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Go through the epoch: images (n, 3, crop, crop) uint8, labels (n,) int64."""
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        blocks = self._blocks[number::workers]
+        if not blocks:
+            return
+        share = Share(blocks, self._seed, number)
+        count = len(share) // self._batch if self._tail == "dropped" else -(-len(share) // self._batch)
+        if not count:
+            return
+        for found in share.minibatches(
+            self._epoch * count, count, batch=self._batch, crop=self._crop, mirror=self._mirror, tail=self._tail
+        ):
+            # Of its own: the caller may keep it, and the next comes into the same memory.
+            images = torch.from_numpy(found.images).permute(0, 3, 1, 2).clone()
+            yield images, torch.from_numpy(found.labels)
+
+
+def minibatch_rdd(
+    blocks: Blocks,
+    workers: int,
+    first_iteration: int,
+    count: int,
+    *,
+    batch: int,
+    crop: int,
+    mirror: bool = False,
+    seed: int = 0,
+    order: Order = "epoch",
+    tail: Tail = "carried",
+) -> RDD[Minibatch]:
+    """Draw minibatches on the executors.
+
+    Args:
+        blocks: the set.
+        workers: K, partitions of the result; each draws from a share of its own, as a worker of a training does.
+        first_iteration: of each worker, from 0.
+        count: of iterations.
+        batch: samples in each.
+        crop: height and width, pixels; at most the images' side.
+        mirror: whether half of the samples are mirrored.
+        seed: of order, crops and mirroring.
+        order: which samples come in which minibatch; see `sparknet.loaders.orders.order_of`.
+        tail: what becomes of an epoch's last samples; likewise.
+
+    Returns:
+        K partitions of `count` minibatches.
+
+    Raises:
+        ConfigError: a worker would have no image.
+    """
+    draw = partial(
+        Share.minibatches,
+        first_iteration=first_iteration,
+        count=count,
+        batch=batch,
+        crop=crop,
+        mirror=mirror,
+        order=order,
+        tail=tail,
+    )
+    return blocks.shares(workers).mapPartitionsWithIndex(partial(_draw, draw=draw, seed=seed))
+
+
+def _draw(
+    worker: int, shares: Iterable[list[Block]], draw: Callable[[Share], Iterator[Minibatch]], seed: int
+) -> Iterator[Minibatch]:
+    [blocks] = shares
+    for found in draw(Share(blocks, seed, worker)):
+        yield found._replace(images=found.images.copy())

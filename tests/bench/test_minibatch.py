@@ -1,0 +1,65 @@
+"""The benchmark measures what it says, of all ways; how fast they are is not a test's business."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparknet import cli
+from sparknet.bench import minibatch
+from sparknet.errors import ConfigError
+
+
+def test_every_way_is_measured_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    threads = torch.get_num_threads()
+    rates = minibatch.measure(images=512, turns=1, seconds=0.01, others=False)
+    assert [rate.limit for rate in rates] == [
+        minibatch.COPY,
+        minibatch.FILL,
+        minibatch.COPY,
+        minibatch.FILL,
+        minibatch.FILL,
+    ]
+    by_name = {rate.name: rate for rate in rates}
+    for rate in rates:
+        assert rate.images_per_s > 0
+        assert rate.ratio == pytest.approx(rate.images_per_s / by_name[rate.limit].images_per_s)
+    assert torch.get_num_threads() == threads
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.heavy
+def test_other_loaders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    words = ["--images", "512", "--turns", "1", "--seconds", "0.01", "--json"]
+    monkeypatch.setattr("sys.argv", ["sparknet", "bench", "minibatch", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    rates = json.loads(capsys.readouterr().out)["rates"]
+    assert [rate["name"].split(":")[0] for rate in rates[5:]] == [
+        "torch DataLoader, 2 workers",
+        "petastorm BatchedDataLoader",
+    ]
+    assert all(rate["images_per_s"] > 0 for rate in rates)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = [minibatch.Rate("a copy", 12345.6, "a copy", 1.0), minibatch.Rate("ours", 10000.0, "a copy", 0.81)]
+    monkeypatch.setattr(minibatch, "measure", lambda *_: rates)
+    cli.bench_minibatch()
+    assert capsys.readouterr().out.splitlines() == [
+        "crops of 227 x 227, minibatches of 256  images/s a core  of the limit",
+        "a copy                                           12,346",
+        "ours                                             10,000           81%",
+    ]
+
+
+@pytest.mark.parametrize("images", [0, 100, 300])
+def test_a_number_of_images_that_is_no_multiple(images: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^images must be a multiple of the minibatch, 256, got {images}$"):
+        minibatch.measure(images)
