@@ -187,6 +187,9 @@ def train(
         bool | None, typer.Option("--mean/--no-mean", help="Subtract the training set's mean image.")
     ] = None,
     scale: Annotated[float | None, typer.Option(help="Factor of the network's input.")] = None,
+    prefetch: Annotated[
+        int | None, typer.Option(help="Minibatches that a worker makes ahead of the network, in a thread of its own.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, order, crops and dropout.")] = 0,
     test_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 50,
     checkpoint_every: Annotated[int, typer.Option(help="Rounds between two checkpoints.")] = 50,
@@ -364,9 +367,9 @@ def bench_minibatch(
     """How fast minibatches come from cached images on one core, beside the machine's limits and other loaders."""
     from sparknet.bench.minibatch import measure
 
-    rates = measure(images, turns, seconds, others)
+    rates, waits = measure(images, turns, seconds, others)
     if json:
-        _print_json({"rates": [rate._asdict() for rate in rates]})
+        _print_json({"rates": [rate._asdict() for rate in rates], "waits": [wait._asdict() for wait in waits]})
         return
     head = "crops of 227 x 227, minibatches of 256"
     width = max(len(head), *(len(rate.name) for rate in rates))
@@ -374,6 +377,8 @@ def bench_minibatch(
     for rate in rates:
         ratio = "" if rate.name == rate.limit else f"{rate.ratio:.0%}"
         typer.echo(f"{rate.name:{width}}  {rate.images_per_s:15,.0f}  {ratio:>12}".rstrip())
+    for wait in waits:
+        typer.echo(f"a stub that eats 5,000 images/s, {wait.name}: waits {wait.share:.1%} of the time, 2 prefetched")
 
 
 def main() -> None:

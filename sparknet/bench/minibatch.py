@@ -11,7 +11,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,10 +28,14 @@ from sparknet.loaders.block import Block
 from sparknet.loaders.convert import ToTensor
 from sparknet.loaders.minibatch import Minibatch, Share
 from sparknet.loaders.petastorm_compat import install
+from sparknet.loaders.prefetch import prefetched
 from sparknet.loaders.samples import Ledger
 from sparknet.scratch import own_folder, written_whole
 
 SIDE, CROP, BATCH = 256, 227, 256
+
+TAU, EATEN = 50, 5000
+"""Iterations of the stub's round, and images/s that it eats."""
 
 # Images of a block: those of a partition of ImageNet are as many.
 _BLOCK = 512
@@ -73,7 +77,26 @@ class Rate(NamedTuple):
     ratio: float
 
 
-def measure(images: int = 2048, turns: int = 5, seconds: float = 1.0, others: bool = True) -> list[Rate]:
+class Wait(NamedTuple):
+    """How long a network that eats minibatches as fast as a quick device waits for them.
+
+    Attributes:
+        name: of what it eats.
+        share: of its time spent waiting, the median over the turns.
+    """
+
+    name: str
+    share: float
+
+
+class Measured(NamedTuple):
+    """What the benchmark came to."""
+
+    rates: list[Rate]
+    waits: list[Wait]
+
+
+def measure(images: int = 2048, turns: int = 5, seconds: float = 1.0, others: bool = True) -> Measured:
     """Measure all ways.
 
     Args:
@@ -96,12 +119,13 @@ def measure(images: int = 2048, turns: int = 5, seconds: float = 1.0, others: bo
         blocks = [_noise_block(folder, start, min(start + _BLOCK, images)) for start in range(0, images, _BLOCK)]
         ways = [*_limits(blocks), *_ours(blocks)]
         rates = _in_turns(ways, turns, seconds)
+        waits = [Wait(name, statistics.median(_waiting(way) for _ in range(turns))) for name, way in _eaten(blocks)]
         if others:  # they go on reading ahead while another has its turn: each for itself
             for make in (_dataloader, _petastorm):
                 with make(blocks, folder) as way:
                     ways.append(way)
                     rates |= _in_turns([way], turns, seconds)
-    return [
+    compared = [
         Rate(
             way.name,
             statistics.median(rates[way.name]),
@@ -110,6 +134,29 @@ def measure(images: int = 2048, turns: int = 5, seconds: float = 1.0, others: bo
         )
         for way in ways
     ]
+    return Measured(compared, waits)
+
+
+def _waiting(make: Callable[[], Iterator[object]]) -> float:
+    """Run a round of a stub that sleeps for as long as a device that eats `EATEN` images/s computes."""
+    waited, began = 0.0, time.perf_counter()
+    with closing(prefetched(make(), 2)) as batches:
+        next(batches)  # a round's first is waited for, whatever the loader
+        before = began = time.perf_counter()
+        for _ in batches:
+            waited += time.perf_counter() - before
+            time.sleep(BATCH / EATEN)
+            before = time.perf_counter()
+    return waited / (time.perf_counter() - began)
+
+
+def _eaten(blocks: list[Block]) -> Iterator[tuple[str, Callable[[], Iterator[object]]]]:
+    share = Share(blocks, seed=0, number=0)
+    mean = np.random.default_rng(1).uniform(0, 255, (SIDE, SIDE, 3)).astype(np.float32)
+    convert = ToTensor(mean, 1, "cpu", kept=3)
+    draw = partial(share.minibatches, 0, TAU, batch=BATCH, crop=CROP, mirror=True)
+    yield "uint8", lambda: (batch.images.copy() for batch in draw())
+    yield "float32 less mean, NCHW", lambda: map(convert, draw())
 
 
 def _in_turns(ways: list[Way], turns: int, seconds: float) -> dict[str, list[float]]:

@@ -5,6 +5,8 @@ CPU an image is converted at a time, while it is in the cache; elsewhere bytes t
 is converted there. Both give the same bits.
 """
 
+from collections import deque
+
 import numpy as np
 import torch
 
@@ -20,15 +22,21 @@ class ToTensor:
         device: where to convert, and where the result lies.
         channels_last: whether the result's channels are next to each other in memory, as convolutions on a CPU and
             on tensor cores like it; its shape is the same.
+        kept: how many of the newest results must stay as they are on a CPU, where memory is used again.
     """
 
     def __init__(
-        self, mean: np.ndarray | None, scale: float, device: torch.device | str = "cpu", channels_last: bool = False
+        self,
+        mean: np.ndarray | None,
+        scale: float,
+        device: torch.device | str = "cpu",
+        channels_last: bool = False,
+        kept: int = 1,
     ) -> None:
         self._scale, self._device = scale, torch.device(device)
         self._channels_last = channels_last
         self._format = torch.channels_last if channels_last else torch.contiguous_format
-        self._buffer = torch.empty(0)
+        self._buffers = deque(torch.empty(0) for _ in range(kept))
         self._means: tuple[torch.Tensor, torch.Tensor] | None = None
         if mean is not None:
             both = (torch.from_numpy(np.ascontiguousarray(image)) for image in (mean, mean[:, ::-1]))
@@ -45,8 +53,8 @@ class ToTensor:
             batch: n crops.
 
         Returns:
-            (n, 3, crop, crop) float32, on the device. On a CPU it is good until the next is converted, into the same
-            memory.
+            (n, 3, crop, crop) float32, on the device. On a CPU it is good until so many others are converted as are
+            kept: new memory for each would take as long as filling it.
         """
         pixels = torch.from_numpy(batch.images).to(self._device).permute(0, 3, 1, 2)
         if self._device.type == "cpu":
@@ -54,9 +62,10 @@ class ToTensor:
         return self._all_at_once(pixels, batch)
 
     def _one_by_one(self, pixels: torch.Tensor, batch: Minibatch) -> torch.Tensor:
-        if len(self._buffer) < len(pixels) or self._buffer.shape[1:] != pixels.shape[1:]:
-            self._buffer = torch.empty(pixels.shape, dtype=torch.float32, memory_format=self._format)
-        out = self._buffer[: len(pixels)]
+        self._buffers.rotate()
+        if len(self._buffers[0]) < len(pixels) or self._buffers[0].shape[1:] != pixels.shape[1:]:
+            self._buffers[0] = torch.empty(pixels.shape, dtype=torch.float32, memory_format=self._format)
+        out = self._buffers[0][: len(pixels)]
         if self._means is None:
             return torch.mul(pixels, self._scale, out=out)
         side, crop = self._means[0].shape[-1], pixels.shape[-1]

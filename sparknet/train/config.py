@@ -88,6 +88,8 @@ class TrainConfig:
         mirror: whether half of the training samples are mirrored.
         subtract_mean: whether the training set's mean image is subtracted.
         scale: factor of the input, after the mean.
+        prefetch: minibatches that a worker's background thread makes ahead of the network; 0 for none. No bit of the
+            result depends on it.
         test_every: rounds between two evaluations; the last round is always followed by one.
         test_batch: samples at once in an evaluation.
         checkpoint_every: rounds between two checkpoints; the last round is always followed by one.
@@ -110,6 +112,7 @@ class TrainConfig:
     mirror: bool = False
     subtract_mean: bool = True
     scale: float = 1.0
+    prefetch: int = 0
     test_every: int = 50
     test_batch: int = 100
     checkpoint_every: int = 50
@@ -132,6 +135,7 @@ class TrainConfig:
         ):
             _check(getattr(self, name) >= 1, f"{name.replace('_', '-')} must be at least 1", getattr(self, name))
         _check(0 <= self.seed < 2**64, "seed must be from 0 up to 2^64", self.seed)
+        _check(self.prefetch >= 0, "prefetch must not be negative", self.prefetch)
         _check(0 < self.scale < math.inf, "scale must be above 0 and finite", self.scale)
         _choice("momentum-mode", self.momentum_mode, get_args(Momentum))
         _choice("order", self.order, get_args(Order))

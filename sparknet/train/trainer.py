@@ -252,7 +252,7 @@ def _resumed(
 ) -> tuple[checkpoint.Checkpoint, np.ndarray | None]:
     """Take up a run where its newest whole checkpoint is; at its start where there is none."""
     began = checkpoint.load_settings(out)
-    free = {"rounds", "test_every", "checkpoint_every", "keep_checkpoints"}
+    free = {"rounds", "test_every", "checkpoint_every", "keep_checkpoints", "prefetch"}
     now = _by_name(settings.config)
     for name, value in _by_name(began.config).items():
         if name not in free and now[name] != value:

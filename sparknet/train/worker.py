@@ -4,6 +4,7 @@ The same function runs inside a Spark task, in a serial run, and in a simulation
 """
 
 import time
+from contextlib import closing
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from pyspark import SparkContext, TaskContext
 from sparknet.errors import ConfigError
 from sparknet.loaders.convert import ToTensor
 from sparknet.loaders.minibatch import Share
+from sparknet.loaders.prefetch import prefetched
 from sparknet.session import readable_errors
 from sparknet.train.config import TrainConfig
 from sparknet.train.models import build
@@ -64,7 +66,7 @@ def train_round(
     torch.manual_seed(_torch_seed(config.seed, share.number, round_number))
     net.set_weights(weights)
     net.set_momentum(momentum)
-    to_tensor = ToTensor(mean, config.scale, net.device, net.channels_last)
+    to_tensor = ToTensor(mean, config.scale, net.device, net.channels_last, kept=config.prefetch + 1)
     first = round_number * config.tau
     batches = share.minibatches(
         first,
@@ -75,14 +77,15 @@ def train_round(
         order=config.order,
         tail=config.tail,
     )
+    inputs = prefetched(((to_tensor(batch), torch.from_numpy(batch.labels)) for batch in batches), config.prefetch)
     losses, samples, data_s = [], 0, 0.0
     began = waiting = time.perf_counter()
-    for i, batch in enumerate(batches):
-        data_s += time.perf_counter() - waiting
-        x = to_tensor(batch)
-        losses.append(net.step(x, torch.from_numpy(batch.labels).to(net.device), first + i) * len(batch.labels))
-        samples += len(batch.labels)
-        waiting = time.perf_counter()
+    with closing(inputs):
+        for i, (x, labels) in enumerate(inputs):
+            data_s += time.perf_counter() - waiting
+            losses.append(net.step(x, labels.to(net.device), first + i) * len(labels))
+            samples += len(labels)
+            waiting = time.perf_counter()
     loss = float(torch.stack(losses).sum()) / samples  # on CUDA this waits for the device, before the clock is read
     compute_s = time.perf_counter() - began - data_s
     return Outcome(net.get_weights().flat, net.get_momentum(), samples, loss, data_s, compute_s)

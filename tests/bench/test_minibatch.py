@@ -12,10 +12,17 @@ from sparknet.bench import minibatch
 from sparknet.errors import ConfigError
 
 
+@pytest.fixture(autouse=True)
+def a_brief_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minibatch, "TAU", 4)
+
+
 def test_every_way_is_measured_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     threads = torch.get_num_threads()
-    rates = minibatch.measure(images=512, turns=1, seconds=0.01, others=False)
+    rates, waits = minibatch.measure(images=512, turns=1, seconds=0.01, others=False)
+    assert [wait.name for wait in waits] == ["uint8", "float32 less mean, NCHW"]
+    assert all(0 <= wait.share <= 1 for wait in waits)
     assert [rate.limit for rate in rates] == [
         minibatch.COPY,
         minibatch.FILL,
@@ -50,12 +57,14 @@ def test_other_loaders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     rates = [minibatch.Rate("a copy", 12345.6, "a copy", 1.0), minibatch.Rate("ours", 10000.0, "a copy", 0.81)]
-    monkeypatch.setattr(minibatch, "measure", lambda *_: rates)
+    waits = [minibatch.Wait("uint8", 0.0123)]
+    monkeypatch.setattr(minibatch, "measure", lambda *_: minibatch.Measured(rates, waits))
     cli.bench_minibatch()
     assert capsys.readouterr().out.splitlines() == [
         "crops of 227 x 227, minibatches of 256  images/s a core  of the limit",
         "a copy                                           12,346",
         "ours                                             10,000           81%",
+        "a stub that eats 5,000 images/s, uint8: waits 1.2% of the time, 2 prefetched",
     ]
 
 

@@ -1,3 +1,4 @@
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,6 +146,19 @@ def test_threads_are_those_of_the_configuration(share: Share) -> None:
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 7])
+def test_what_is_prefetched_does_not_change_a_bit(tmp_path: Path, ahead: int) -> None:
+    share = Share([noise_block(tmp_path, 23)], 1, 0)
+    mean = np.random.default_rng(0).uniform(0, 255, (16, 16, 3)).astype(np.float32)
+    found = []
+    for config in (CONFIG, replace(CONFIG, prefetch=ahead)):
+        net = fresh(config)
+        outcome = train_round(net, share, net.get_weights().flat.copy(), None, 2, config, mean)
+        found.append((outcome.weights.tobytes(), outcome.momentum.tobytes(), outcome.loss, outcome.samples))
+    assert found[0] == found[1]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
 def test_a_process_makes_the_replica_of_a_run_once() -> None:
