@@ -140,9 +140,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder of the run; made, and must hold no other run.")] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            help="Go on with the run in this folder, by its own settings; only --rounds may be given another."
-        ),
+        typer.Option(help="Go on with the run in this folder, by its own settings; only --rounds may be others."),
     ] = None,
     val: Annotated[str | None, typer.Option(help="Validation set: a tar, or a folder of tars.")] = None,
     layout: Layout = None,
@@ -177,7 +175,8 @@ def train(
     max_iterations: Annotated[int | None, typer.Option(help="Where poly reaches 0; tau * rounds if not given.")] = None,
     momentum_mode: Annotated[str | None, typer.Option(help="Momentum at an average: kept, reset or averaged.")] = None,
     order: Annotated[
-        str | None, typer.Option(help="Which samples come: epoch (each once), window (the paper's) or replacement.")
+        str | None,
+        typer.Option(help="Which samples come: epoch, global, window or replacement; see docs/loaders.md."),
     ] = None,
     tail: Annotated[
         str | None, typer.Option(help="An epoch's last samples, of epoch: carried to the next, kept or dropped.")
@@ -212,14 +211,15 @@ def train(
     sys.path.insert(0, "")  # a network of one's own lies in the folder that one is in
     if resume is not None:
         folder = resume
-        given_too = _given(context) - {"resume", "rounds", "cache_limit_gb", "master", "conf", "json"}
+        given_too = _given(context) - {"resume", "rounds", "workers", "cache_limit_gb", "master", "conf", "json"}
         if given_too:
             raise ConfigError(
-                f"--resume takes all settings from {resume}; beside it, only --rounds, --cache-limit-gb, --master, "
-                f"--conf and --json may be given, not {', '.join(_as_typed(context, given_too))}"
+                f"--resume takes all settings from {resume}; beside it, only --rounds, --workers, --cache-limit-gb, "
+                f"--master, --conf and --json may be given, not {', '.join(_as_typed(context, given_too))}"
             )
         settings = checkpoint.load_settings(resume)
-        config = replace(settings.config, rounds=rounds) if "rounds" in _given(context) else settings.config
+        others = {name: context.params[name] for name in {"rounds", "workers"} & _given(context)}
+        config = replace(settings.config, **others)
     else:
         if source is None or net is None or out is None:
             raise ConfigError(

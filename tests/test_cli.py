@@ -328,8 +328,8 @@ def test_a_run_is_resumed_with_its_own_settings(
     write(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert fails("train", "--resume", tmp_path, *words.split()) == (
-        f"--resume takes all settings from {tmp_path}; beside it, only --rounds, --cache-limit-gb, --master, --conf "
-        f"and --json may be given, not {named}"
+        f"--resume takes all settings from {tmp_path}; beside it, only --rounds, --workers, --cache-limit-gb, "
+        f"--master, --conf and --json may be given, not {named}"
     )
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 

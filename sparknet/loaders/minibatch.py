@@ -115,12 +115,29 @@ class Share:
         indices_of = order_of(order, tail, samples=len(self), batch=batch, tau=count, key=(self.seed, self.number))
         buffer = np.empty((batch, 3, crop, crop), np.uint8)
         for iteration in range(first_iteration, first_iteration + count):
-            rng = np.random.default_rng((self.seed, 3, self.number, iteration))
-            indices = indices_of(iteration)
-            corners = rng.integers(0, self.side - crop + 1, (len(indices), 2))
-            mirrored = rng.random(len(indices)) < 0.5 if mirror else np.zeros(len(indices), bool)
-            images = self.gather(indices, corners, mirrored, crop, buffer)
-            yield Minibatch(images, self.labels[indices], corners, mirrored)
+            yield self.minibatch(iteration, indices_of(iteration), crop=crop, mirror=mirror, out=buffer)
+
+    def minibatch(
+        self, iteration: int, indices: np.ndarray, *, crop: int, mirror: bool, out: np.ndarray | None = None
+    ) -> Minibatch:
+        """Draw one minibatch of given samples.
+
+        Args:
+            iteration: since the start of training; says how they are cropped and mirrored.
+            indices: (n,) of images in the share.
+            crop: as for `minibatches`.
+            mirror: likewise.
+            out: as for `gather`.
+
+        Raises:
+            ConfigError: crop is larger than the images.
+        """
+        check_crop(crop, self.side)
+        rng = np.random.default_rng((self.seed, 3, self.number, iteration))
+        corners = rng.integers(0, self.side - crop + 1, (len(indices), 2))
+        mirrored = rng.random(len(indices)) < 0.5 if mirror else np.zeros(len(indices), bool)
+        images = self.gather(indices, corners, mirrored, crop, out)
+        return Minibatch(images, self.labels[indices], corners, mirrored)
 
 
 def centre_crops(block: Block, batch: int, crop: int) -> Iterator[Minibatch]:

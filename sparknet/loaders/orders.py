@@ -12,7 +12,7 @@ import numpy as np
 
 from sparknet.errors import ConfigError
 
-Order = Literal["epoch", "window", "replacement"]
+Order = Literal["epoch", "window", "replacement", "global"]
 Tail = Literal["carried", "kept", "dropped"]
 
 Indices = Callable[[int], np.ndarray]
@@ -20,12 +20,13 @@ Indices = Callable[[int], np.ndarray]
 
 
 def order_of(name: Order, tail: Tail, *, samples: int, batch: int, tau: int, key: tuple[int, int]) -> Indices:
-    """Make an order by name.
+    """Make a share's order by name.
 
     Args:
         name: `epoch`, a permutation of the share in each epoch, every sample once; `window`, a random run of tau
             minibatches of the share as it lies in each round (Moritz et al., "SparkNet", ICLR 2016, section 2);
-            `replacement`, each sample drawn at random from all.
+            `replacement`, each sample drawn at random from all. `global` is no order of a share: see
+            `sparknet.loaders.elastic`.
         tail: of `epoch`: what becomes of the samples at its end that do not fill a minibatch. `carried`, they fill it
             up with the first of the next epoch; `kept`, they are a small one; `dropped`, they are left out of this
             epoch.
@@ -37,6 +38,8 @@ def order_of(name: Order, tail: Tail, *, samples: int, batch: int, tau: int, key
     Raises:
         ConfigError: a share smaller than a minibatch would be dropped as a whole.
     """
+    if name == "global":
+        raise ValueError("a share has no global order")
     if name == "window":
         return window(samples, batch, tau, key)
     if name == "replacement":

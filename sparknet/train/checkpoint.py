@@ -82,7 +82,7 @@ class Checkpoint:
     """Where a run stands after a round: with `Settings`, all that the rounds to come depend on.
 
     Which samples come next, how they are cropped and mirrored, and dropout follow from the seed, the worker and the
-    number of the iteration: `rounds` is their whole state.
+    number of the iteration, or from the position in the order `global`: these are their whole state.
 
     Attributes:
         rounds: done.
@@ -91,6 +91,7 @@ class Checkpoint:
         weights: the average.
         momentum: flat: the average (mode `averaged`), each worker's (`kept`), or nothing (`reset`).
         scores: of the last evaluation; None where there was none.
+        position: minibatches that all workers have drawn, together.
     """
 
     rounds: int
@@ -99,6 +100,7 @@ class Checkpoint:
     weights: WeightCollection
     momentum: tuple[np.ndarray, ...]
     scores: Scores | None = None
+    position: int = 0
 
 
 def refuse_used(out: Path) -> None:
@@ -252,6 +254,7 @@ def save(checkpoint: Checkpoint, out: Path, keep: int) -> None:
         "rounds": checkpoint.rounds,
         "images": checkpoint.images,
         "seconds": checkpoint.seconds,
+        "position": checkpoint.position,
         "scores": dataclasses.asdict(checkpoint.scores) if checkpoint.scores else None,
     }
     sums = {name: _sum(data) for name, data in files.items()} | {_STATE: _sum(json.dumps(state).encode())}
@@ -357,6 +360,7 @@ def _read(folder: Path) -> Checkpoint:
         weights=WeightCollection.from_arrays(_unpack(files[_WEIGHTS])),
         momentum=tuple(momentum[name] for name in sorted(momentum)),
         scores=Scores(**state["scores"]) if state["scores"] else None,
+        position=state.get("position", 0),  # earlier ones have none, and no order that needs it
     )
 
 

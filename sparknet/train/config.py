@@ -82,9 +82,10 @@ class TrainConfig:
         momentum_mode: what becomes of the solver's momentum at an average: each worker's is `kept`, `reset` to
             zero, or `averaged` with the weights.
         solver: of the inner iterations.
-        order: which samples come in which minibatch: `epoch`, `window` or `replacement`; see
-            `sparknet.loaders.orders.order_of`.
-        tail: of an epoch: `carried`, `kept` or `dropped`; likewise.
+        order: which samples come in which minibatch: `epoch`, `window` or `replacement`, of each worker's share (see
+            `sparknet.loaders.orders.order_of`), or `global` (`sparknet.loaders.elastic`), with which a run can go on
+            with another K.
+        tail: of an epoch: `carried`, `kept` or `dropped`; where None, kept with the order global, else carried.
         mirror: whether half of the training samples are mirrored.
         subtract_mean: whether the training set's mean image is subtracted.
         scale: factor of the input, after the mean.
@@ -108,7 +109,7 @@ class TrainConfig:
     momentum_mode: Momentum = "kept"
     solver: SolverConfig = field(default_factory=SolverConfig)
     order: Order = "epoch"
-    tail: Tail = "carried"
+    tail: Tail | None = None
     mirror: bool = False
     subtract_mean: bool = True
     scale: float = 1.0
@@ -139,8 +140,18 @@ class TrainConfig:
         _check(0 < self.scale < math.inf, "scale must be above 0 and finite", self.scale)
         _choice("momentum-mode", self.momentum_mode, get_args(Momentum))
         _choice("order", self.order, get_args(Order))
-        _choice("tail", self.tail, get_args(Tail))
+        _choice("tail", self.epoch_tail, get_args(Tail))
+        _check(
+            (self.order, self.tail) != ("global", "carried"),
+            "the order global keeps an epoch's tail or drops it; tail must be kept or dropped",
+            self.tail,
+        )
         _choice("device", self.device, ("cpu", "cuda", "auto"))
+
+    @property
+    def epoch_tail(self) -> Tail:
+        """What becomes of an epoch's tail where `tail` does not say."""
+        return self.tail or ("kept" if self.order == "global" else "carried")
 
 
 def _check(holds: bool, rule: str, value: object) -> None:

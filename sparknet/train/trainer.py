@@ -135,7 +135,8 @@ def train(
             raise ConfigError("there is no folder to resume from; give out")
         start, mean = _resumed(settings, start, out)
     else:
-        _check_batch(config.batch, train_set, config.workers)
+        if config.order != "global":
+            _check_batch(config.batch, train_set, config.workers)
         mean = train_set.mean_image() if config.subtract_mean else None
         if out is not None:
             checkpoint.begin(settings, mean, train_set.ledger.bad + (val_set.ledger.bad if val_set else ()), out)
@@ -207,7 +208,8 @@ def _rounds(
         tested = val_set is not None and (last or (number + 1) % config.test_every == 0)
         saved = out is not None and (last or (number + 1) % config.checkpoint_every == 0)
         began = time.perf_counter()
-        outcome = exchange.train(number, state.weights, _to_send(state, start, config), collect_momentum=saved)
+        momentum = _to_send(state, start, config)
+        outcome = exchange.train(number, state.weights, momentum, collect_momentum=saved, position=state.position)
         elapsed = time.perf_counter() - began
         rate = learning_rate(config.solver, (number + 1) * config.tau - 1)
         _check_losses(outcome, number + 1, rate)
@@ -223,6 +225,7 @@ def _rounds(
             weights=outcome.weights,
             momentum=outcome.momentum,
             scores=state.scores,
+            position=state.position + config.workers * config.tau,
         )
         metrics = _metrics(outcome, state, rate, elapsed)
         if tested and val_set is not None:
@@ -253,6 +256,8 @@ def _resumed(
     """Take up a run where its newest whole checkpoint is; at its start where there is none."""
     began = checkpoint.load_settings(out)
     free = {"rounds", "test_every", "checkpoint_every", "keep_checkpoints", "prefetch"}
+    if began.config.order == "global" and began.config.momentum_mode != "kept":
+        free.add("workers")
     now = _by_name(settings.config)
     for name, value in _by_name(began.config).items():
         if name not in free and now[name] != value:

@@ -14,6 +14,7 @@ from pyspark import SparkContext, TaskContext
 
 from sparknet.errors import ConfigError
 from sparknet.loaders.convert import ToTensor
+from sparknet.loaders.elastic import GlobalShare
 from sparknet.loaders.minibatch import Share
 from sparknet.loaders.prefetch import prefetched
 from sparknet.session import readable_errors
@@ -44,7 +45,7 @@ class Outcome(NamedTuple):
 
 def train_round(
     net: Net,
-    share: Share,
+    share: Share | GlobalShare,
     weights: np.ndarray,
     momentum: np.ndarray | None,
     round_number: int,
@@ -75,7 +76,7 @@ def train_round(
         crop=config.crop,
         mirror=config.mirror,
         order=config.order,
-        tail=config.tail,
+        tail=config.epoch_tail,
     )
     inputs = prefetched(((to_tensor(batch), torch.from_numpy(batch.labels)) for batch in batches), config.prefetch)
     losses, samples, data_s = [], 0, 0.0

@@ -64,6 +64,13 @@ def test_counts_are_at_least_one(name: str, value: int) -> None:
         ({"scale": 0.0}, "scale must be above 0 and finite, got 0.0"),
         ({"scale": math.nan}, "scale must be above 0 and finite, got nan"),
         ({"momentum_mode": "forget"}, "momentum-mode must be one of kept, reset, averaged, got forget"),
+        ({"order": "sorted"}, "order must be one of epoch, window, replacement, global, got sorted"),
+        ({"tail": "cut"}, "tail must be one of carried, kept, dropped, got cut"),
+        (
+            {"order": "global", "tail": "carried"},
+            "the order global keeps an epoch's tail or drops it; tail must be kept or dropped, got carried",
+        ),
+        ({"prefetch": -1}, "prefetch must not be negative, got -1"),
         ({"device": "tpu"}, "device must be one of cpu, cuda, auto, got tpu"),
     ],
     ids=str,

@@ -18,6 +18,8 @@ import pytest
 
 from sparknet.errors import ConfigError, RunError
 from sparknet.loaders.blocks import Blocks
+from sparknet.loaders.elastic import GlobalOrder, Turn, partition_sizes
+from sparknet.loaders.orders import epochs
 from sparknet.train import checkpoint
 from sparknet.train.config import TrainConfig
 from sparknet.train.trainer import Result, RoundMetrics, train
@@ -107,6 +109,54 @@ def stopped_run(both: Both, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def half(stopped_run: Path, tmp_path: Path) -> Path:
     """A run that was stopped after round 5 of 6: checkpoints of rounds 2 and 4 are there."""
     return Path(shutil.copytree(stopped_run, tmp_path / "run"))
+
+
+ELASTIC = replace(CONFIG, order="global", momentum_mode="averaged")
+
+
+def test_a_run_of_the_global_order_stopped_again_and_again(both: Both, tmp_path: Path) -> None:
+    expected = train(*both, ELASTIC, out=tmp_path / "straight")
+    out = tmp_path / "run"
+    assert stopped(both, ELASTIC, out, after=3) == [1, 2, 3]
+    assert stopped(both, ELASTIC, out, after=5, resume=True) == [3, 4, 5]
+    result, seen = resumed(both, ELASTIC, out)
+    assert seen == [5, 6]
+    assert end_of(out) == end_of(tmp_path / "straight")
+    assert result.run.weights.flat.tobytes() == expected.run.weights.flat.tobytes()
+
+
+def test_the_global_order_goes_on_at_another_k(both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The minibatches of the whole run are those of one worker alone: none left out, none twice."""
+    dealt: list[Turn] = []
+    undisturbed = GlobalOrder.deal
+
+    def deal(order: GlobalOrder, position: int, workers: int, tau: int) -> list[list[Turn]]:
+        found = undisturbed(order, position, workers, tau)
+        dealt.extend(turn for turns in found for turn in turns)
+        return found
+
+    monkeypatch.setattr(GlobalOrder, "deal", deal)
+    out = tmp_path / "run"
+    train(*both, replace(ELASTIC, rounds=2), out=out)
+    train(*both, replace(ELASTIC, rounds=4, workers=1), out=out, resume=True)
+    result = train(*both, ELASTIC, out=out, resume=True)
+    state, _ = checkpoint.newest(out)
+    assert state is not None
+    assert state.position == len(dealt) == ELASTIC.tau * (2 * 2 + 2 * 1 + 2 * 2)
+    order = GlobalOrder(partition_sizes(both[0].counts), ELASTIC.batch, "kept")
+    assert sorted(dealt) == sorted(order.turn(position) for position in range(len(dealt)))
+    assert result.images == sum(
+        len(epochs(size, ELASTIC.batch, "kept", (0, 0))(turn.iteration))
+        for turn in dealt
+        for size in [partition_sizes(both[0].counts)[turn.partition]]
+    )
+
+
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, order="global"), replace(CONFIG, momentum_mode="averaged")])
+def test_what_is_each_worker_s_cannot_go_on_at_another_k(config: TrainConfig, both: Both, tmp_path: Path) -> None:
+    stopped(both, config, tmp_path / "run", after=3)
+    with pytest.raises(ConfigError, match=r"was begun with workers = 2, which cannot become 1; begin a new run"):
+        resumed(both, replace(config, workers=1), tmp_path / "run")
 
 
 @pytest.mark.parametrize("mode", ["kept", "reset", "averaged"])

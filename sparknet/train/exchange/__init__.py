@@ -49,7 +49,12 @@ class Exchange(Protocol):
     """A way for weights to travel. Every way gives the same averages, to float32 rounding."""
 
     def train(
-        self, round_number: int, weights: WeightCollection, momentum: tuple[np.ndarray, ...], collect_momentum: bool
+        self,
+        round_number: int,
+        weights: WeightCollection,
+        momentum: tuple[np.ndarray, ...],
+        collect_momentum: bool,
+        position: int = 0,
     ) -> Round:
         """Send weights out, have every worker take tau iterations, and average what comes back.
 
@@ -59,6 +64,7 @@ class Exchange(Protocol):
             momentum: flat, to start from: the average, for the mode `averaged`; one for each worker, for the mode
                 `kept`, where a run is resumed. None at all: zeros, or what each worker has kept.
             collect_momentum: whether to bring back what each worker keeps, for a checkpoint.
+            position: minibatches that the run has drawn before, for the order `global`.
         """
 
     def evaluate(self, blocks: Blocks, weights: WeightCollection) -> Scores:

@@ -14,6 +14,7 @@ from pyspark import Broadcast
 
 from sparknet.loaders.block import Block
 from sparknet.loaders.blocks import Blocks
+from sparknet.loaders.elastic import GlobalOrder, GlobalShare, Turn, partition_sizes
 from sparknet.loaders.minibatch import Share
 from sparknet.scratch import local_path, written_whole
 from sparknet.session import readable_errors
@@ -38,7 +39,7 @@ class SparkExchange:
         mean: (side, side, 3) float32, the mean image; None to subtract nothing.
 
     Raises:
-        ConfigError: a worker would have no image.
+        ConfigError: a worker would have no image, or an epoch no minibatch.
     """
 
     def __init__(self, blocks: Blocks, config: TrainConfig, mean: np.ndarray | None) -> None:
@@ -48,10 +49,21 @@ class SparkExchange:
         self._run_id = uuid.uuid4().hex[:12]
         # The same in every round: it is sent once, and stays on the executors.
         self._mean_sent: Broadcast[np.ndarray | None] = self._shares.context.broadcast(mean)
+        # With one order for all, a worker may draw from any block.
+        self._order: GlobalOrder | None = None
+        self._whole_set: Broadcast[tuple[Block, ...]] | None = None
+        if config.order == "global":
+            self._order = GlobalOrder(partition_sizes(blocks.counts), config.batch, config.epoch_tail)
+            self._whole_set = self._shares.context.broadcast(tuple(blocks.rdd.collect()))
         self._open = True
 
     def train(
-        self, round_number: int, weights: WeightCollection, momentum: tuple[np.ndarray, ...], collect_momentum: bool
+        self,
+        round_number: int,
+        weights: WeightCollection,
+        momentum: tuple[np.ndarray, ...],
+        collect_momentum: bool,
+        position: int = 0,
     ) -> Round:
         """Run a round as one Spark job; a task that is lost is tried again by Spark."""
         sc = self._shares.context
@@ -65,6 +77,8 @@ class SparkExchange:
                 config=self._config,
                 classes=self._classes,
                 run_id=self._run_id,
+                turns=self._order.deal(position, self._config.workers, self._config.tau) if self._order else None,
+                whole_set=self._whole_set,
                 with_momentum=self._config.momentum_mode == "averaged"
                 or (collect_momentum and self._config.momentum_mode == "kept"),
             )
@@ -90,6 +104,8 @@ class SparkExchange:
         self._shares.unpersist()
         if self._open:  # a broadcast cannot be destroyed twice
             self._mean_sent.destroy()
+            if self._whole_set is not None:
+                self._whole_set.destroy()
             self._open = False
 
 
@@ -102,6 +118,8 @@ def _train_task(
     config: TrainConfig,
     classes: int,
     run_id: str,
+    turns: list[list[Turn]] | None,
+    whole_set: Broadcast[tuple[Block, ...]] | None,
     with_momentum: bool,
 ) -> Iterator[WorkerReport | bytes]:
     """Train on a share; give back a report, then the weights, and the momentum where asked, in pieces."""
@@ -113,7 +131,11 @@ def _train_task(
     elif config.momentum_mode == "kept" and round_number:
         momentum = _load_momentum(_momentum_path(run_id, worker, round_number))
         lost = momentum is None
-    share = Share(blocks, config.seed, worker)
+    share: Share | GlobalShare
+    if turns is None or whole_set is None:
+        share = Share(blocks, config.seed, worker)
+    else:
+        share = GlobalShare(whole_set.value, turns[worker], config.seed, worker)
     outcome = train_round(replica(config, classes), share, weights, momentum, round_number, config, mean_sent.value)
     if config.momentum_mode == "kept":
         # Written for the next round; this round's stays, for the case that this task is tried again.
