@@ -6,6 +6,7 @@ of every generator's seed tells the streams of one run apart: 1 deals samples ou
 4 is torch's own (dropout).
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -93,11 +94,12 @@ class Share:
         mirror: bool = False,
         order: Order = "epoch",
         tail: Tail = "carried",
+        kept: int = 1,
     ) -> Iterator[Minibatch]:
         """Draw the minibatches of a run of iterations, randomly cropped, and mirrored by a coin's toss.
 
-        All have their images in the same buffer: one is good until the next is drawn. New memory for each would take
-        as long as filling it.
+        Their images lie in memory that is used again: one is good until so many others are drawn as are kept. New
+        memory for each would take as long as filling it.
 
         Args:
             first_iteration: since the start of training.
@@ -107,14 +109,15 @@ class Share:
             mirror: whether half of the samples are mirrored.
             order: which samples come in which minibatch; see `sparknet.loaders.orders.order_of`.
             tail: what becomes of an epoch's last samples; likewise.
+            kept: how many of the newest minibatches must stay as they are.
 
         Raises:
             ConfigError: crop is larger than the images, or the share smaller than a batch that it has to fill.
         """
         check_crop(crop, self.side)
         indices_of = order_of(order, tail, samples=len(self), batch=batch, tau=count, key=(self.seed, self.number))
-        buffer = np.empty((batch, 3, crop, crop), np.uint8)
-        for iteration in range(first_iteration, first_iteration + count):
+        buffers = itertools.cycle([np.empty((batch, 3, crop, crop), np.uint8) for _ in range(kept)])
+        for iteration, buffer in zip(range(first_iteration, first_iteration + count), buffers, strict=False):
             yield self.minibatch(iteration, indices_of(iteration), crop=crop, mirror=mirror, out=buffer)
 
     def minibatch(

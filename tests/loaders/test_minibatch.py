@@ -2,6 +2,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,6 +181,16 @@ def test_centre_crops_cover_the_block_once(folder: Path, batch: int, crop: int, 
 
 def test_centre_crops_of_an_empty_block_are_none(folder: Path) -> None:
     assert [*centre_crops(write_block(folder, range(0)), 4, 5)] == []
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_the_newest_stay_as_they_are(folder: Path, keep: int) -> None:
+    share = share_of(folder, 7, 3)
+    how: dict[str, Any] = {"batch": 4, "crop": 5, "mirror": True}
+    expected = kept(share.minibatches(0, 9, **how))
+    found = [*share.minibatches(0, 9, kept=keep, **how)]
+    same_as_drawn = [np.array_equal(one.images, other.images) for one, other in zip(found, expected, strict=True)]
+    assert same_as_drawn == [False] * (9 - keep) + [True] * keep
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from tests.sets import TinySet
 ROOT = Path(__file__).parents[2]
 
 # How much more there may be than after 50 rounds, in MiB. One that kept its weights somewhere would add 40 each time;
-# the last round's may lie in the heap or not, and a JVM's memory is as large as its collector likes.
-MORE = {"driver": 100, "workers": 100, "jvm": 500, "jvm_heap": 120, "spark_blocks": 1, "temporary": 2}
+# the last round's may lie in the heap or not, in each process, and a JVM's memory is as large as its collector likes.
+MORE = {"driver": 100, "workers": 200, "jvm": 500, "jvm_heap": 120, "spark_blocks": 1, "temporary": 2}
 SAME = ("broadcast_files", "persisted", "files")
 
 
