@@ -55,7 +55,7 @@ def compare(sc: SparkContext, source: str, side: int, config: TrainConfig, turns
     samples = read_samples(sc, source)
     blocks = cache(samples.shuffled(config.seed), side)
     handles = blocks.rdd.collect()
-    images = np.concatenate([block.images() for block in handles])
+    images = np.ascontiguousarray(np.concatenate([block.images() for block in handles]))
     labels = np.concatenate([block.labels for block in handles])
     mean = blocks.mean_image()
     brief = dataclasses.replace(config, rounds=2)

@@ -79,12 +79,17 @@ class Blocks:
             workers: K.
 
         Returns:
-            K partitions of one list each, persisted, so that Spark runs a worker's rounds where its handles are.
+            K partitions of one list each. On several hosts they are persisted, so that Spark runs a worker's rounds
+            where its handles are.
 
         Raises:
             ConfigError: a worker would have no image.
         """
         self.share_sizes(workers)
+        if len(executor_hosts(self.rdd.context)) == 1:
+            # Every executor finds the files: the handles go by the driver, without a task for each block.
+            handles = self.rdd.collect()
+            return self.rdd.context.parallelize([handles[worker::workers] for worker in range(workers)], workers)
         numbered = self.rdd.mapPartitionsWithIndex(partial(_assign, workers=workers))
         grouped = numbered.partitionBy(workers, int).mapPartitions(_as_list, preservesPartitioning=True)
         return grouped.persist(StorageLevel.MEMORY_AND_DISK)

@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from sparknet import scratch
 from sparknet.errors import ConfigError, SampleError, ShardError, SourceError
 from sparknet.loaders import block as block_module
+from sparknet.loaders import blocks as blocks_module
 from sparknet.loaders.block import Block, forget_removed, open_block, write_block
 from sparknet.loaders.blocks import Blocks, cache
 from sparknet.loaders.decode import decode
@@ -414,8 +415,12 @@ def test_a_source_that_is_gone_is_named_where_the_file_is_made_again(
         blocks.mean_image()
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_block_i_is_worker_i_modulo_k_s(blocks: Blocks, workers: int) -> None:
+def test_block_i_is_worker_i_modulo_k_s(
+    blocks: Blocks, workers: int, hosts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks_module, "executor_hosts", lambda _: set(range(hosts)))
     shares = blocks.shares(workers)
     assert shares.getNumPartitions() == workers
     parts = shares.glom().collect()

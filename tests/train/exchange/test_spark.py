@@ -290,7 +290,7 @@ def test_nothing_is_left_behind_in_spark(sc: SparkContext, train_blocks: Blocks,
     exchange = SparkExchange(train_blocks, CONFIG, mean)
     for done in rounds_of(exchange, CONFIG):
         exchange.evaluate(train_blocks, done.weights)
-    assert sc._jsc.getPersistentRDDs().size() == persistent + 1
+    assert sc._jsc.getPersistentRDDs().size() == persistent
     exchange.close()
     assert sc._jsc.getPersistentRDDs().size() == persistent
     assert sorted(Path(sc._temp_dir).iterdir()) == broadcasts
