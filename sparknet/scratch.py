@@ -135,9 +135,9 @@ class Room:
             SessionError: the disk has not the room.
             ConfigError: the limit does not allow it.
         """
-        written = sum(_sizes(f"{prefix}*"))
-        whole = max(self.files * need_bytes - written, need_bytes) if self.hosts == 1 else need_bytes
-        self._check(path, whole, f"the images need about {decimal(whole + written)}")
+        written = sum(_sizes(f"{prefix}*")) if self.hosts == 1 else 0
+        rest = max(self.files * need_bytes - written, need_bytes) if self.hosts == 1 else need_bytes
+        self._check(path, rest, f"the images need about {decimal(rest + written)}")
 
     def check_rest(self, path: Path, need_bytes: int) -> None:
         """Make sure that there is still room, while a file is written.

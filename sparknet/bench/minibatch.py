@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from sparknet.errors import ConfigError
 from sparknet.loaders.block import Block
 from sparknet.loaders.convert import ToTensor
-from sparknet.loaders.minibatch import Minibatch, Share
+from sparknet.loaders.minibatch import Share
 from sparknet.loaders.petastorm_compat import install
 from sparknet.loaders.prefetch import prefetched
 from sparknet.loaders.samples import Ledger
@@ -204,11 +204,7 @@ def _ours(blocks: list[Block]) -> Iterator[Way]:
     for channels_last in (False, True):
         convert = ToTensor(mean, 1, "cpu", channels_last)
         name = f"SparkNet: crop, mirror, float32 less mean, {'channels last' if channels_last else 'NCHW'}"
-        yield Way(name, FILL, partial(_converted, convert, batches))
-
-
-def _converted(convert: ToTensor, batches: Iterator[Minibatch]) -> torch.Tensor:
-    return convert(next(batches))
+        yield Way(name, FILL, partial(next, map(convert, batches)))
 
 
 class _Crops(Dataset[tuple[torch.Tensor, int]]):

@@ -143,8 +143,7 @@ def open_block(block: Block) -> Stored:
         SourceError, DecodeError: the source no longer gives what it gave.
         SessionError: the file cannot be written.
     """
-    own = local_path(block.name)
-    for path in (Path(block.path), own) if block.host == socket.gethostname() else (own,):
+    for path in _places(block):
         known = _mapped.get(block.name)
         if known is not None and known.identity == _identity(path):
             return known
@@ -154,6 +153,13 @@ def open_block(block: Block) -> Stored:
                 return _mapped[block.name]
     _mapped[block.name] = Stored(block, _make_again(block), checked=True)
     return _mapped[block.name]
+
+
+def _places(block: Block) -> Iterator[Path]:
+    """Where its file may lie: a share asks for each of its blocks in every round, and mostly finds the first."""
+    if block.host == socket.gethostname():
+        yield Path(block.path)
+    yield local_path(block.name)
 
 
 def forget_removed() -> None:
