@@ -41,13 +41,13 @@ def main() -> None:
     config = dataclasses.replace(
         published(arguments.net), workers=arguments.workers, tau=arguments.tau, rounds=arguments.rounds
     )
-    spark = start(app_name="bench_main_job")
+    sc = start(app_name="bench_main_job")
     if arguments.rounds < 20:
         print(f"{arguments.rounds} rounds measure the start of the workers, not their speed; 30 do", file=sys.stderr)
     try:
-        print(json.dumps(compare(spark.sparkContext, arguments.source, arguments.side, config, arguments.turns)))
+        print(json.dumps(compare(sc, arguments.source, arguments.side, config, arguments.turns)))
     finally:
-        spark.stop()
+        sc.stop()
 
 
 def compare(sc: SparkContext, source: str, side: int, config: TrainConfig, turns: int) -> dict[str, object]:

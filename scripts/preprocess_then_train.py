@@ -37,8 +37,7 @@ def main() -> None:
     options = parser.parse_args()
 
     refuse_used(options.out)  # now, not after an hour's decoding
-    spark = start(app_name="preprocess_then_train")  # spark-submit's own session, where it started this
-    sc = spark.sparkContext
+    sc = start(app_name="preprocess_then_train")  # spark-submit's own context, where it started this
     sc.setLogLevel("WARN")  # spark-submit prints a dozen lines a task
 
     train_samples = read_samples(sc, options.train_tar)
@@ -59,7 +58,7 @@ def main() -> None:
     result = train(train_set, val_set, config, out=options.out, on_round=report)
     if result.scores is not None:
         print(f"top-1 {result.scores.top1:.2%}, {result.images_per_s:,.0f} images/s, run in {options.out}")
-    spark.stop()
+    sc.stop()
 
 
 def report(metrics: RoundMetrics) -> None:

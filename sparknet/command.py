@@ -44,18 +44,18 @@ def running_spark(master: str | None, conf: Sequence[str] | None, screen: Consol
     pressed = _Interrupts()
     try:
         try:
-            spark = start(master, log=log, conf={key: value for key, _, value in pairs})
+            sc = start(master, log=log, conf={key: value for key, _, value in pairs})
         except BaseException:
             if pressed.count:
                 _end_children()
             raise
         signal.signal(signal.SIGINT, pressed)  # PySpark has put a handler of its own there
         try:
-            yield spark.sparkContext
+            yield sc
         finally:
             # A terminal's Ctrl-C ends the JVM too.
             with suppress(Exception) if pressed.count else nullcontext():
-                spark.stop()
+                sc.stop()
     except BaseException as error:
         # What we raise is told in full by its own line, but for what Spark itself failed at.
         told = isinstance(error, SparkNetError) and not isinstance(error, SessionError)

@@ -23,10 +23,10 @@ settings.load_profile("sparknet")
 @pytest.fixture(scope="session")
 def sc() -> Iterator[SparkContext]:
     """Spark on two slots of this machine, as `local[2,4]`: a failed task is tried again."""
-    spark = start("local[2,4]", "sparknet-tests", conf={"spark.ui.enabled": "false", "spark.driver.memory": "2g"})
-    spark.sparkContext.setLogLevel("OFF")
-    yield spark.sparkContext
-    spark.stop()
+    sc = start("local[2,4]", "sparknet-tests", conf={"spark.ui.enabled": "false", "spark.driver.memory": "2g"})
+    sc.setLogLevel("OFF")
+    yield sc
+    sc.stop()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import sparknet
 from sparknet.errors import ConfigError, DecodeError, ShardError, SparkNetError
-from sparknet.session import readable_errors, ship_module, start, worker_slots
+from sparknet.session import _unix_sockets, readable_errors, ship_module, start, worker_slots
 
 
 def test_a_local_master_has_the_slots_that_it_names(sc: SparkContext) -> None:
@@ -22,7 +22,7 @@ def test_a_local_master_has_the_slots_that_it_names(sc: SparkContext) -> None:
 
 
 def test_the_session_that_is_there_is_taken(sc: SparkContext) -> None:
-    assert start("local[7]", "another").sparkContext is sc
+    assert start("local[7]", "another") is sc
     assert worker_slots(sc) == 2
 
 
@@ -41,11 +41,24 @@ def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch, sign: str | N
         start("local[2,4]" if sign else "sc://host:15002")
 
 
-def test_connect_by_another_name_is_overruled(sc: SparkContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARK_API_MODE", "connect")
-    session = start("local[2,4]")
-    assert type(session) is SparkSession
-    assert session.sparkContext is sc
+def test_a_session_for_data_frames_is_had_on_top(sc: SparkContext) -> None:
+    assert SparkSession.builder.getOrCreate().range(3).count() == 3
+
+
+def test_workers_speak_over_unix_sockets_in_a_folder_of_this_process(sc: SparkContext) -> None:
+    folder = Path(str(sc.getConf().get("spark.python.unix.domain.socket.dir")))
+    assert str(os.getpid()) in folder.name
+    assert folder.stat().st_mode & 0o777 == 0o700
+    sc.parallelize([0], 1).map(abs).count()
+    assert any(path.is_socket() for path in folder.iterdir())
+
+
+def test_a_folder_whose_path_is_too_long_for_a_socket_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ("d" * 80)).mkdir()
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / ("d" * 80)))
+    assert _unix_sockets.__wrapped__() == {}
 
 
 def on_executor(sc: SparkContext, module: str, function: str) -> list[tuple[object, str]]:

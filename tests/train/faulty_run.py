@@ -71,7 +71,7 @@ def inflict(fault: str, index: int, blocks: list[Block]) -> list[int]:
 
 def main() -> None:
     master, source, *faults = sys.argv[1:]
-    sc = start(master, conf={"spark.ui.enabled": "false", "spark.executor.memory": "600m"}).sparkContext
+    sc = start(master, conf={"spark.ui.enabled": "false", "spark.executor.memory": "600m"})
     sc.setLogLevel("OFF")
     while worker_slots(sc) < CONFIG.workers:
         time.sleep(0.1)

@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=1)
     parser.add_argument("--delay-s", type=float, default=0.0)
     given = parser.parse_args()
-    sc = start("local[2,4]", conf={"spark.ui.enabled": "false"}).sparkContext
+    sc = start("local[2,4]", conf={"spark.ui.enabled": "false"})
     sc.setLogLevel("OFF")
     train_set = cache(read_samples(sc, str(given.train)).shuffled(seed=3, partitions=4), 16)
     labels = read_labels(str(given.labels), None, SYNSETS)

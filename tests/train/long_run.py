@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--every", type=int, default=50)
     given = parser.parse_args()
-    sc = start("local[2,4]", conf={"spark.ui.enabled": "false"}).sparkContext
+    sc = start("local[2,4]", conf={"spark.ui.enabled": "false"})
     sc.setLogLevel("OFF")
     assert sc._jvm is not None
     jvm = int(sc._jvm.java.lang.ProcessHandle.current().pid())
