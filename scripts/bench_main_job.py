@@ -54,7 +54,7 @@ def compare(sc: SparkContext, source: str, side: int, config: TrainConfig, turns
     """Run both in turns, after a short turn of each that is not counted."""
     samples = read_samples(sc, source)
     blocks = cache(samples.shuffled(config.seed), side)
-    handles = blocks.rdd.collect()
+    handles = blocks.handles
     images = np.ascontiguousarray(np.concatenate([block.images() for block in handles]))
     labels = np.concatenate([block.labels for block in handles])
     mean = blocks.mean_image()

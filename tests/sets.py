@@ -2,7 +2,6 @@
 
 import io
 import tarfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +25,6 @@ class TinySet:
     devkit_ids: Path  # 'ID WordNet-ID name' lines
     train_images: dict[str, tuple[bytes, int]]  # key -> (JPEG, class index)
     val_images: dict[str, tuple[bytes, int]]
-
-
-def checksums(images: np.ndarray) -> np.ndarray:
-    """Of each image, (n, side, side, 3), as a block's handle holds them."""
-    return np.array([zlib.crc32(image.tobytes()) for image in images.transpose(0, 3, 1, 2)], np.uint32)
 
 
 def jpeg(seed: int, label: int, size: tuple[int, int] = (40, 32)) -> bytes:

@@ -4,12 +4,10 @@ All ways run in turns, in one run, on the same images: compare the ratios, not t
 """
 
 import shutil
-import socket
 import statistics
 import tempfile
 import time
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -24,13 +22,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sparknet.errors import ConfigError
-from sparknet.loaders.block import Block
+from sparknet.loaders.block import Block, write_images
 from sparknet.loaders.convert import ToTensor
 from sparknet.loaders.minibatch import Share
 from sparknet.loaders.petastorm_compat import install
 from sparknet.loaders.prefetch import prefetched
-from sparknet.loaders.samples import Ledger
-from sparknet.scratch import own_folder, written_whole
+from sparknet.scratch import own_folder
 
 SIDE, CROP, BATCH = 256, 227, 256
 
@@ -269,21 +266,5 @@ def _endless(loader: Any) -> Iterator[Any]:
 
 
 def _noise_block(folder: Path, start: int, stop: int) -> Block:
-    rng = np.random.default_rng(start)
-    path, n = folder / f"{start}.rgb", stop - start
-    images = rng.integers(0, 256, (n, 3, SIDE, SIDE), np.uint8)
-    with written_whole(path) as file:
-        file.write(images.data)
-    return Block(
-        name=path.name,
-        path=str(path),
-        host=socket.gethostname(),
-        side=SIDE,
-        labels=np.arange(start, stop),
-        urls=(),
-        url_of=np.zeros(n, np.int32),
-        offsets=np.zeros(n, np.int64),
-        sizes=np.zeros(n, np.int64),
-        checksums=np.array([zlib.crc32(image.data) for image in images], np.uint32),
-        ledger=Ledger(n, n),
-    )
+    images = np.random.default_rng(start).integers(0, 256, (stop - start, SIDE, SIDE, 3), np.uint8)
+    return write_images(folder / f"{start}.rgb", images, np.arange(start, stop))

@@ -1,78 +1,153 @@
 """A cached partition: preprocessed images in one memory-mapped file on an executor, and the handle that names it.
 
-In: the samples of a partition. Out: a `Block`, which Spark keeps and sends about: it holds the labels, where each image
-came from, and its checksum. So a block is a pure function of its handle: a task that misses the file, because
-its executor is gone or another host's, makes it again from the source; so does one that finds it damaged.
+In: the samples of a partition. Out: a `Block`, which Spark keeps and sends about: it holds the labels, and where each
+image came from. So a block is a pure function of its handle; see `sparknet.loaders.stored`.
 
 In the file an image lies plane by plane, all red, all green, all blue: there a row is mirrored as bytes, and torch's
-own format needs no change.
+own format needs no change. Or it lies there as a JPEG, where room is short. After the images comes their sum.
 """
 
-import logging
 import socket
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import length_hint
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from sparknet.errors import ShardError
+from sparknet.errors import ConfigError
 from sparknet.loaders.decode import decode
 from sparknet.loaders.layouts.plan import Sample
 from sparknet.loaders.preprocess import planes, resize
 from sparknet.loaders.samples import BadLimit, BadSample, Counted, Ledger, decode_samples
 from sparknet.loaders.source import read_range
+from sparknet.loaders.stored import Handle, forget_removed, open_stored
 from sparknet.scratch import Room, local_path, remove_executors_orphans, written_whole
-
-_log = logging.getLogger(__name__)
 
 # How much is written between two looks at the room that is left.
 _LOOK_BYTES = 16 * 1024 * 1024
 
+# A photograph of 256 x 256 at the default quality takes about a sixth of its pixels.
+_JPEG_SHARE = 6
+
+
+class Form(NamedTuple):
+    """What becomes of an image before it is kept.
+
+    Attributes:
+        side: height and width of the images, pixels.
+        quality: of the JPEG that is kept, 1 to 100; None where the pixels themselves are.
+    """
+
+    side: int
+    quality: int | None = None
+
+    @property
+    def image_bytes(self) -> int:
+        """Of an image's pixels."""
+        return 3 * self.side * self.side
+
+    @property
+    def expected_bytes(self) -> int:
+        """What an image takes in a file, about."""
+        return self.image_bytes if self.quality is None else self.image_bytes // _JPEG_SHARE
+
+    def nothing(self) -> np.ndarray:
+        """Make the sum of no images: (3, side, side) uint32, which holds that of 2^24 of them."""
+        return np.zeros((3, self.side, self.side), np.uint32)
+
+    def kept(self, pixels: np.ndarray) -> tuple[bytes | memoryview, np.ndarray]:
+        """Bring an image into the form.
+
+        Args:
+            pixels: (H, W, 3) uint8, RGB.
+
+        Returns:
+            What goes into the file; and (3, side, side) uint8, what a reader will see.
+        """
+        image = resize(pixels, self.side)
+        if self.quality is None:
+            planar = planes(image)
+            return planar.data.cast("B"), planar
+        import simplejpeg
+
+        encoded: bytes = simplejpeg.encode_jpeg(image, self.quality, "RGB", "420", fastdct=False)
+        return encoded, planes(decode(encoded))
+
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class Block(Handle):
     """Handle of a cached partition of n images.
 
     Attributes:
-        name: of the file, without its folder.
-        path: where it was written, on `host`.
-        host: the machine that wrote it.
-        side: height and width of the images, pixels.
+        form: what was made of the images.
         labels: (n,) int64, class indices.
         urls: the files that the images came from.
         url_of: (n,) int32, index into `urls`.
         offsets: (n,) int64, where each encoded image begins there, bytes.
         sizes: (n,) int64, its length, bytes.
-        checksums: (n,) uint32, CRC-32 of each preprocessed image, as it lies in the file.
+        ends: (n,) int64, where each image ends in the block's file, bytes; None where all take the same.
         ledger: of the pass that built it.
     """
 
-    name: str
-    path: str
-    host: str
-    side: int
+    form: Form
     labels: np.ndarray
     urls: tuple[str, ...]
     url_of: np.ndarray
     offsets: np.ndarray
     sizes: np.ndarray
-    checksums: np.ndarray
+    ends: np.ndarray | None
     ledger: Ledger
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Of the file: (n, 3, side, side)."""
-        return (len(self), 3, self.side, self.side)
+    def side(self) -> int:
+        """Height and width of the images, pixels."""
+        return self.form.side
+
+    @property
+    def length(self) -> int:
+        """The file's length: the images, and their sum."""
+        return int(self.span(len(self)).stop)
+
+    def span(self, piece: int) -> slice:
+        """Say where in the file an image lies, or, for the number n, the sum of all."""
+        if piece == len(self):
+            start = self.span(piece - 1).stop if piece else 0
+            return slice(start, start + self.form.image_bytes * np.dtype(np.uint32).itemsize)
+        if self.ends is None:
+            return slice(piece * self.form.image_bytes, (piece + 1) * self.form.image_bytes)
+        return slice(int(self.ends[piece - 1]) if piece else 0, int(self.ends[piece]))
+
+    def rows(self, data: np.ndarray) -> Sequence[np.ndarray]:
+        """Give the images, (3, side, side) uint8 each, by number."""
+        if self.ends is None:
+            shape = (len(self), 3, self.side, self.side)
+            images: Sequence[np.ndarray] = data[: len(self) * self.form.image_bytes].reshape(shape)  # type: ignore[assignment]
+            return images
+        return _Encoded(self, data)
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """Make the images again from their source, and their sum."""
+        total = self.form.nothing()
+        for url, offset, size in zip(self.url_of, self.offsets, self.sizes, strict=True):
+            kept, planar = self.form.kept(decode(read_range(self.urls[url], int(offset), int(size))))
+            np.add(total, planar, out=total)
+            yield kept
+        yield total.data.cast("B")
+
+    def origin(self, piece: int) -> str:
+        """Say where an image came from."""
+        if piece == len(self):
+            return f"{', '.join(self.urls)}: the sum of the images"
+        return f"{self.urls[self.url_of[piece]]}: the image at offset {self.offsets[piece]}"
 
     def images(self) -> np.ndarray:
-        """Map the block's images, all checked; make the file again first where it is missing or damaged.
+        """Give the block's images, all checked; make the file again first where it is missing or damaged.
 
         Returns:
             (n, side, side, 3) uint8, RGB, read-only. A view: `images.transpose(0, 3, 1, 2)` is contiguous.
@@ -81,125 +156,51 @@ class Block:
             SourceError, DecodeError: the source no longer gives what it gave.
             SessionError: the file cannot be written.
         """
-        planar = open_block(self).all() if len(self) else np.zeros(self.shape, np.uint8)
+        planar: np.ndarray = open_stored(self).rows(len(self)).view()
+        planar.setflags(write=False)
         return planar.transpose(0, 2, 3, 1)
 
-
-class Stored:
-    """A block's images in its file, mapped: no byte is read before it is asked for.
-
-    Each image is checked against its checksum when it is first asked for. One that is damaged has the file made
-    again; whoever asks sees whole images.
-
-    Args:
-        block: whose.
-        path: of its file.
-        checked: whether the file has just been written from what was checked.
-    """
-
-    def __init__(self, block: Block, path: Path, checked: bool = False) -> None:
-        self.block = block
-        self._map(path, checked)
-
-    def _map(self, path: Path, checked: bool) -> None:
-        self.path, self.identity = path, _identity(path)
-        # torch takes only what may be written to. What is written to a private mapping does not reach the file.
-        # As a plain array: a memmap's own slices take longer than the copy of a crop.
-        self._images = np.asarray(np.memmap(path, np.uint8, mode="c", shape=self.block.shape))
-        self._unchecked = np.full(len(self.block), not checked)
-
-    def image(self, row: int) -> np.ndarray:
-        """Give an image, (3, side, side) uint8, which is to be left as it is."""
-        if self._unchecked[row]:
-            self._check(row)
-        image: np.ndarray = self._images[row]
-        return image
-
-    def all(self) -> np.ndarray:
-        """Give all images, (n, 3, side, side) uint8, read-only."""
-        for row in np.flatnonzero(self._unchecked).tolist():
-            self._check(row)
-        images = self._images.view()
-        images.setflags(write=False)
-        return images
-
-    def _check(self, row: int) -> None:
-        if self._unchecked[row] and zlib.crc32(self._images[row]) != self.block.checksums[row]:
-            _log.warning("%s: image %d is damaged; the file is made again from %s", self.path, row, self.block.urls)
-            with suppress(OSError):  # where it is another executor's, it may not be ours to remove
-                self.path.unlink()
-            self._map(_make_again(self.block), checked=True)
-        self._unchecked[row] = False
+    def sum(self) -> np.ndarray:
+        """Sum the images: (side, side, 3) int64."""
+        total = open_stored(self).raw(len(self)).view(np.uint32).reshape(3, self.side, self.side)
+        return total.transpose(1, 2, 0).astype(np.int64)
 
 
-# What this process has mapped: a Python worker serves one task after the other.
-_mapped: dict[str, Stored] = {}
+class _Encoded(Sequence[np.ndarray]):
+    """The images of a block that keeps JPEGs, decoded when they are asked for."""
+
+    def __init__(self, block: Block, data: np.ndarray) -> None:
+        self._block, self._data = block, data
+
+    def __len__(self) -> int:
+        return len(self._block)
+
+    def __getitem__(self, row: int | slice) -> np.ndarray:  # type: ignore[override]
+        if isinstance(row, slice):
+            decoded = [self[i] for i in range(*row.indices(len(self)))]
+            return np.array(decoded, np.uint8).reshape(-1, 3, self._block.side, self._block.side)
+        return planes(decode(self._data[self._block.span(row)].tobytes()))
 
 
-def open_block(block: Block) -> Stored:
-    """Open the file of a block that is not empty, or as this process has opened it before; make it again where missing.
+def check_quality(quality: int | None) -> None:
+    """Make sure that there is such a quality of JPEGs.
 
     Raises:
-        SourceError, DecodeError: the source no longer gives what it gave.
-        SessionError: the file cannot be written.
+        ConfigError: there is not.
     """
-    for path in _places(block):
-        known = _mapped.get(block.name)
-        if known is not None and known.identity == _identity(path):
-            return known
-        with suppress(OSError):  # it may have been removed
-            if path.stat().st_size == np.prod(block.shape):
-                _mapped[block.name] = Stored(block, path)
-                return _mapped[block.name]
-    _mapped[block.name] = Stored(block, _make_again(block), checked=True)
-    return _mapped[block.name]
-
-
-def _places(block: Block) -> Iterator[Path]:
-    """Where its file may lie: a share asks for each of its blocks in every round, and mostly finds the first."""
-    if block.host == socket.gethostname():
-        yield Path(block.path)
-    yield local_path(block.name)
-
-
-def forget_removed() -> None:
-    """Let go of files that are removed: as long as they are mapped, they take up room."""
-    for name, stored in list(_mapped.items()):
-        if _identity(stored.path) != stored.identity:
-            del _mapped[name]
-
-
-def _identity(path: Path) -> tuple[Path, int, int] | None:
-    with suppress(OSError):
-        status = path.stat()
-        return path, status.st_ino, status.st_mtime_ns
-    return None
-
-
-def _make_again(block: Block) -> Path:
-    path = local_path(block.name)
-    with written_whole(path) as file:
-        for i, (url, offset, size) in enumerate(zip(block.url_of, block.offsets, block.sizes, strict=True)):
-            image = planes(resize(decode(read_range(block.urls[url], int(offset), int(size))), block.side))
-            if zlib.crc32(image.data) != block.checksums[i]:
-                raise ShardError(
-                    f"{block.urls[url]}: the image at offset {offset} is not what it was when it was cached; the file "
-                    f"has changed since, or {socket.gethostname()} has another version of Pillow, simplejpeg or torch "
-                    f"than {block.host}"
-                )
-            file.write(image.data)
-    return path
+    if quality is not None and not 1 <= quality <= 100:
+        raise ConfigError(f"the quality of cached JPEGs is from 1 to 100, got {quality}")
 
 
 def write_block(
-    index: int, samples: Iterable[Sample], *, side: int, set_id: str, limit: BadLimit, room: Room
+    index: int, samples: Iterable[Sample], *, form: Form, set_id: str, limit: BadLimit, room: Room
 ) -> Iterator[Block]:
     """Decode and resize a partition's samples into its file.
 
     Args:
         index: of the partition.
         samples: its samples, labelled.
-        side: height and width of the images, pixels.
+        form: of the images in the file.
         set_id: begins the names of the set's files.
         limit: how many may be bad.
         room: how much the files may take.
@@ -213,14 +214,15 @@ def write_block(
     """
     forget_removed()
     remove_executors_orphans()
-    path = local_path(f"{set_id}-{index:05d}.rgb")
-    image_bytes = side * side * 3
+    path = local_path(f"{set_id}-{index:05d}.{'rgb' if form.quality is None else 'jpegs'}")
     left = length_hint(samples)  # 0 where only reading them tells
-    room.check(path, set_id, left * image_bytes)
-    kept, bad = [], []
+    room.check(path, set_id, left * form.expected_bytes)
+    bad: list[BadSample] = []
+    kept: list[tuple[int | None, ...]] = []
     counted = Counted(samples)
     url_index: dict[str, int] = {}
-    unlooked = 0
+    total = form.nothing()
+    written = unlooked = 0
     with written_whole(path) as file:
         for outcome in decode_samples(counted):
             left -= 1
@@ -230,24 +232,63 @@ def write_block(
                 continue
             sample, pixels = outcome
             if unlooked >= _LOOK_BYTES:
-                room.check_rest(path, max(left + 1, 1) * image_bytes)
+                room.check_rest(path, max(left + 1, 1) * written // len(kept))
                 unlooked = 0
-            image = planes(resize(pixels, side))
-            file.write(image.data)
-            unlooked += image_bytes
+            piece, planar = form.kept(pixels)
+            file.write(piece)
+            np.add(total, planar, out=total)
+            written += len(piece)
+            unlooked += len(piece)
             url = url_index.setdefault(sample.url, len(url_index))
-            kept.append((sample.label, url, sample.offset, len(sample.data), zlib.crc32(image.data)))
-    labels, url_of, offsets, sizes, checksums = np.array(kept, np.int64).reshape(-1, 5).T.copy()
+            kept.append((sample.label, url, sample.offset, len(sample.data), written, zlib.crc32(piece)))
+        file.write(total.data)
+    labels, url_of, offsets, sizes, ends, checksums = np.array(kept, np.int64).reshape(-1, 6).T.copy()
     yield Block(
         name=path.name,
         path=str(path),
         host=socket.gethostname(),
-        side=side,
+        checksums=np.append(checksums, zlib.crc32(total.data)).astype(np.uint32),
+        form=form,
         labels=labels,
         urls=tuple(url_index),
         url_of=url_of.astype(np.int32),
         offsets=offsets,
         sizes=sizes,
-        checksums=checksums.astype(np.uint32),
+        ends=None if form.quality is None else ends,
         ledger=Ledger(counted.seen, len(kept), tuple(bad)),
+    )
+
+
+def write_images(path: Path, images: np.ndarray, labels: np.ndarray, quality: int | None = None) -> Block:
+    """Write images that came from no source: the block cannot be made again, and serves as long as its file lies there.
+
+    Args:
+        path: of the file.
+        images: (n, side, side, 3) uint8, RGB.
+        labels: (n,) class indices.
+        quality: as in `Form`.
+
+    Raises:
+        SessionError: it cannot be written.
+    """
+    form, n = Form(images.shape[1], quality), len(images)
+    kept = [form.kept(image) for image in images]
+    total = np.sum([planar for _, planar in kept], axis=0, dtype=np.uint32) if n else form.nothing()
+    pieces = [piece for piece, _ in kept] + [total.data.cast("B")]
+    with written_whole(path) as file:
+        for piece in pieces:
+            file.write(piece)
+    return Block(
+        name=path.name,
+        path=str(path),
+        host=socket.gethostname(),
+        checksums=np.array([zlib.crc32(piece) for piece in pieces], np.uint32),
+        form=form,
+        labels=np.asarray(labels, np.int64),
+        urls=(),
+        url_of=np.zeros(n, np.int32),
+        offsets=np.zeros(n, np.int64),
+        sizes=np.zeros(n, np.int64),
+        ends=None if quality is None else np.cumsum([len(piece) for piece in pieces[:-1]], dtype=np.int64),
+        ledger=Ledger(n, n),
     )

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from functools import partial, reduce
 
 import numpy as np
-from pyspark import RDD, SparkContext, StorageLevel
+from pyspark import RDD, Broadcast, SparkContext, StorageLevel
 
 from sparknet.errors import ConfigError
-from sparknet.loaders.block import Block, write_block
-from sparknet.loaders.preprocess import sum_images
+from sparknet.loaders.block import Block, Form, check_quality, write_block
 from sparknet.loaders.samples import BadLimit, Ledger, Samples
 from sparknet.scratch import Room, remove_files
 from sparknet.session import executor_hosts, readable_errors, worker_slots
@@ -26,8 +25,9 @@ class Blocks:
     """A set of preprocessed images, cached on the executors.
 
     Attributes:
-        rdd: one `Block` a partition, persisted.
-        counts: images of each block, by partition.
+        rdd: one `Block` a partition, persisted: for a task a block, where its file is.
+        handles: the same, here.
+        sent: the same, on their way to whoever asks.
         side: height and width of the images, pixels.
         class_names: by class index.
         ledger: what the pass over the source came to.
@@ -36,21 +36,28 @@ class Blocks:
     """
 
     rdd: RDD[Block]
-    counts: tuple[int, ...]
+    handles: tuple[Block, ...]
+    sent: Broadcast[tuple[Block, ...]]
     side: int
     class_names: tuple[str, ...]
     ledger: Ledger
     source: str
     set_id: str
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Count the images of each block."""
+        return tuple(len(block) for block in self.handles)
+
     def mean_image(self) -> np.ndarray:
-        """Average all images, exactly: a distributed sum of integers, divided once.
+        """Average all images, exactly: a distributed sum of each block's integer sum, divided once.
 
         Returns:
             (side, side, 3) float32, RGB, in grey levels 0 to 255.
         """
         with readable_errors():
-            total = self.rdd.map(partial(_sum_block, side=self.side)).treeReduce(np.add)
+            slots = worker_slots(self.rdd.context)  # a task costs more than the sum of a block
+            total = self.rdd.coalesce(slots).mapPartitions(partial(_sum, side=self.side)).treeReduce(np.add)
         return (total / self.ledger.good).astype(np.float32)
 
     def share_sizes(self, workers: int) -> list[int]:
@@ -79,28 +86,33 @@ class Blocks:
             workers: K.
 
         Returns:
-            K partitions of one list each. On several hosts they are persisted, so that Spark runs a worker's rounds
-            where its handles are.
+            K partitions of one list each. On several hosts Spark keeps to the one where it first ran a partition.
 
         Raises:
             ConfigError: a worker would have no image.
         """
         self.share_sizes(workers)
-        if len(executor_hosts(self.rdd.context)) == 1:
-            # Every executor finds the files: the handles go by the driver, without a task for each block.
-            handles = self.rdd.collect()
-            return self.rdd.context.parallelize([handles[worker::workers] for worker in range(workers)], workers)
-        numbered = self.rdd.mapPartitionsWithIndex(partial(_assign, workers=workers))
-        grouped = numbered.partitionBy(workers, int).mapPartitions(_as_list, preservesPartitioning=True)
-        return grouped.persist(StorageLevel.MEMORY_AND_DISK)
+        sc = self.rdd.context
+        numbers = sc.parallelize(range(workers), workers)
+        if len(executor_hosts(sc)) > 1:
+            numbers.persist(StorageLevel.MEMORY_AND_DISK)
+        return numbers.map(partial(_share, sent=self.sent, workers=workers))
 
     def close(self) -> None:
         """Remove the files, and let Spark forget the handles."""
         self.rdd.unpersist()
+        self.sent.destroy()
         remove_everywhere(self.rdd.context, self.set_id)
 
 
-def cache(samples: Samples, side: int, max_bad: float = 0.01, limit_bytes: int | None = None) -> Blocks:
+def cache(
+    samples: Samples,
+    side: int,
+    max_bad: float = 0.01,
+    limit_bytes: int | None = None,
+    *,
+    quality: int | None = None,
+) -> Blocks:
     """Decode and resize every sample once, into block files on the executors, and count what came of them.
 
     Args:
@@ -110,6 +122,8 @@ def cache(samples: Samples, side: int, max_bad: float = 0.01, limit_bytes: int |
             own are too many for a set of that size.
         limit_bytes: the most that block files, of this set and others, may take on an executor's disks; as much as
             there is where None.
+        quality: keep the images as JPEGs of this quality, 1 to 100, where space is short: a fifth to a tenth of it is
+            taken, each is decoded whenever it is drawn, and a little is lost. None keeps the pixels.
 
     Raises:
         SampleError: samples were lost, none is good, or too many are bad.
@@ -121,18 +135,19 @@ def cache(samples: Samples, side: int, max_bad: float = 0.01, limit_bytes: int |
         raise ConfigError(f"side must be at least 1 pixel, got {side}")
     if limit_bytes is not None and limit_bytes <= 0:
         raise ConfigError(f"the cache limit must be above 0 bytes, got {limit_bytes}")
+    check_quality(quality)
     if not 0 <= max_bad <= 1:
         raise ConfigError(f"max-bad is a share of the set, from 0 to 1, got {max_bad}")
     # A sample takes at least a block of 512 bytes in a tar.
     limit = BadLimit(source=samples.source, share=max_bad, most=samples.size // 512)
     sc, set_id = samples.rdd.context, uuid.uuid4().hex[:12]
     room = Room(limit_bytes=limit_bytes, files=samples.rdd.getNumPartitions(), hosts=len(executor_hosts(sc)))
-    build = partial(write_block, side=side, set_id=set_id, limit=limit, room=room)
+    build = partial(write_block, form=Form(side, quality), set_id=set_id, limit=limit, room=room)
     rdd = samples.rdd.mapPartitionsWithIndex(build).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         with readable_errors():
-            summaries = rdd.map(_summary).collect()
-        ledger = reduce(Ledger.__add__, (ledger for _, ledger in summaries), Ledger())
+            handles = tuple(rdd.collect())
+        ledger = reduce(Ledger.__add__, (block.ledger for block in handles), Ledger())
         ledger.check(samples.source)
         limit.check(ledger.bad, ledger.seen)
     except Exception:
@@ -142,7 +157,8 @@ def cache(samples: Samples, side: int, max_bad: float = 0.01, limit_bytes: int |
         raise
     return Blocks(
         rdd=rdd,
-        counts=tuple(count for count, _ in summaries),
+        handles=handles,
+        sent=sc.broadcast(handles),
         side=side,
         class_names=samples.class_names,
         ledger=ledger,
@@ -161,19 +177,9 @@ def _remove(_: int, prefix: str) -> None:
     remove_files(prefix)
 
 
-def _summary(block: Block) -> tuple[int, Ledger]:
-    return len(block), block.ledger
+def _sum(blocks: Iterable[Block], side: int) -> Iterator[np.ndarray]:
+    yield sum((block.sum() for block in blocks), np.zeros((side, side, 3), np.int64))
 
 
-def _sum_block(block: Block, side: int) -> np.ndarray:
-    return sum_images([block.images()], side)
-
-
-def _assign(index: int, blocks: Iterable[Block], workers: int) -> Iterator[tuple[int, tuple[int, Block]]]:
-    for block in blocks:
-        yield index % workers, (index, block)
-
-
-def _as_list(numbered: Iterable[tuple[int, tuple[int, Block]]]) -> Iterator[list[Block]]:
-    by_index = dict(entry for _, entry in numbered)
-    yield [by_index[index] for index in sorted(by_index)]
+def _share(worker: int, sent: Broadcast[tuple[Block, ...]], workers: int) -> list[Block]:
+    return list(sent.value[worker::workers])

@@ -25,7 +25,7 @@ class MinibatchDataset(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
     again from the source.
 
     Args:
-        blocks: handles, as `Blocks.rdd.collect()` gives them.
+        blocks: handles, as `Blocks.handles` has them.
         batch: samples in a minibatch.
         crop: height and width, pixels; at most the images' side.
         mirror: whether half of the samples are mirrored.

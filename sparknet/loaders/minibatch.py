@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sparknet.errors import ConfigError
-from sparknet.loaders.block import Block, open_block
+from sparknet.loaders.block import Block
 from sparknet.loaders.orders import Order, Tail, order_of
+from sparknet.loaders.stored import open_stored
 
 
 class Minibatch(NamedTuple):
@@ -45,7 +46,7 @@ class Share:
     def __init__(self, blocks: Sequence[Block], seed: int, number: int) -> None:
         blocks = [block for block in blocks if len(block)]
         self.side = blocks[0].side
-        self._stored = [open_block(block) for block in blocks]
+        self._stored = [open_stored(block) for block in blocks]
         self._starts = np.cumsum([0] + [len(block) for block in blocks])
         self.labels = np.concatenate([block.labels for block in blocks])
         self.seed, self.number = seed, number
@@ -80,7 +81,7 @@ class Share:
         rows = (indices - self._starts[block_of]).tolist()
         choices = zip(block_of.tolist(), rows, corners.tolist(), mirrored.tolist(), strict=True)
         for i, (block, row, (top, left), mirror) in enumerate(choices):
-            taken = self._stored[block].image(row)[:, top : top + crop, left : left + crop]
+            taken = self._stored[block].row(row)[:, top : top + crop, left : left + crop]
             out[i] = torch.from_numpy(taken).flip(2).numpy() if mirror else taken
         return out.transpose(0, 2, 3, 1)
 

@@ -1,6 +1,4 @@
-"""From images of any size to squares of one, and the mean over them. In and out: uint8, RGB."""
-
-from collections.abc import Iterable
+"""From images of any size to squares of one. In and out: uint8, RGB."""
 
 import numpy as np
 
@@ -44,21 +42,3 @@ def planes(image: np.ndarray) -> np.ndarray:
 
     pixels = torch.from_numpy(np.require(image, requirements="W"))
     return pixels.permute(2, 0, 1).contiguous().numpy()
-
-
-def sum_images(images: Iterable[np.ndarray], side: int) -> np.ndarray:
-    """Sum over batches of images, exactly.
-
-    Args:
-        images: each (n, side, side, 3) uint8.
-        side: height and width, pixels.
-
-    Returns:
-        (side, side, 3) int64.
-    """
-    total = np.zeros((side, side, 3), np.int64)
-    for batch in images:
-        # 2^24 images of uint8 fit into a uint32 sum, which is twice as fast as one in int64.
-        for start in range(0, len(batch), 4096):
-            total += batch[start : start + 4096].sum(axis=0, dtype=np.uint32)
-    return total

@@ -15,7 +15,8 @@ from sparknet import scratch
 from sparknet.errors import ConfigError, SampleError, ShardError, SourceError
 from sparknet.loaders import block as block_module
 from sparknet.loaders import blocks as blocks_module
-from sparknet.loaders.block import Block, forget_removed, open_block, write_block
+from sparknet.loaders import stored as stored_module
+from sparknet.loaders.block import Block, Form, write_block
 from sparknet.loaders.blocks import Blocks, cache
 from sparknet.loaders.decode import decode
 from sparknet.loaders.labels import Labels
@@ -23,6 +24,7 @@ from sparknet.loaders.layouts import plan_source
 from sparknet.loaders.layouts.plan import Sample
 from sparknet.loaders.preprocess import resize
 from sparknet.loaders.samples import BadLimit, BadSample, Image, Ledger, Samples, decode_samples, read_samples
+from sparknet.loaders.stored import forget_removed, open_stored
 from sparknet.scratch import Room, local_path
 from tests.sets import SYNSETS, TinySet, jpeg, tar_bytes
 
@@ -31,7 +33,7 @@ SIDE = 24
 
 def build(index: int, samples: Iterable[Sample], set_id: str) -> Iterator[Block]:
     limit = BadLimit(source="set", share=1, most=1000)
-    return write_block(index, samples, side=SIDE, set_id=set_id, limit=limit, room=Room())
+    return write_block(index, samples, form=Form(SIDE), set_id=set_id, limit=limit, room=Room())
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def images_by_place(blocks: Blocks) -> dict[tuple[str, int], tuple[np.ndarray, i
     """(url, offset) -> (image, label), over all blocks."""
     return {
         (block.urls[url], int(offset)): (image, int(label))
-        for block in blocks.rdd.collect()
+        for block in blocks.handles
         for url, offset, image, label in zip(block.url_of, block.offsets, block.images(), block.labels, strict=True)
     }
 
@@ -84,11 +86,10 @@ def test_cached_images_are_the_decoded_and_resized_ones(samples: Samples, blocks
 
 def test_a_block_is_a_partition_in_its_order(samples: Samples, blocks: Blocks) -> None:
     parts = samples.rdd.glom().collect()
-    handles = blocks.rdd.collect()
+    handles = blocks.handles
     assert blocks.counts == tuple(len(part) for part in parts)
     for part, block in zip(parts, handles, strict=True):
         assert len(block) == len(part)
-        assert block.shape == (len(part), 3, SIDE, SIDE)
         assert block.labels.tolist() == [sample.label for sample in part]
         assert [(block.urls[i], int(at)) for i, at in zip(block.url_of, block.offsets, strict=True)] == [
             (sample.url, sample.offset) for sample in part
@@ -115,7 +116,7 @@ def test_what_the_set_says(tiny: TinySet, blocks: Blocks) -> None:
 
 
 def test_the_handles_are_cached_not_made_again(blocks: Blocks) -> None:
-    once, again = blocks.rdd.collect(), blocks.rdd.collect()
+    once, again = blocks.handles, blocks.rdd.collect()
     assert [block.path for block in once] == [block.path for block in again]
     inodes = [Path(block.path).stat().st_ino for block in once]
     blocks.mean_image()
@@ -279,7 +280,7 @@ def test_a_file_that_is_missing_or_not_whole_is_made_again_to_the_bit(
 
 def forget_all() -> None:
     """What this process has mapped and checked; the next look is as another's."""
-    block_module._mapped.clear()
+    stored_module._mapped.clear()
 
 
 def test_an_image_is_checked_when_it_is_asked_for(samples: Samples, elsewhere: Path) -> None:
@@ -288,15 +289,15 @@ def test_an_image_is_checked_when_it_is_asked_for(samples: Samples, elsewhere: P
     whole = block.images().copy()
     flip_a_bit(block)
     forget_all()
-    stored = open_block(block)
-    assert np.array_equal(stored.image(4), whole[4].transpose(2, 0, 1))
+    stored = open_stored(block)
+    assert np.array_equal(stored.row(4), whole[4].transpose(2, 0, 1))
     assert stored.path == Path(block.path)
     inode = stored.path.stat().st_ino
-    assert np.array_equal(stored.image(5), whole[5].transpose(2, 0, 1))
+    assert np.array_equal(stored.row(5), whole[5].transpose(2, 0, 1))
     assert stored.path == elsewhere / block.name
     assert stored.path.stat().st_ino != inode
-    assert open_block(block) is stored
-    assert np.array_equal(stored.all(), whole.transpose(0, 3, 1, 2))
+    assert open_stored(block) is stored
+    assert np.array_equal(stored.rows(len(block)), whole.transpose(0, 3, 1, 2))
 
 
 def test_a_source_that_has_changed_is_an_error(sc: SparkContext, tmp_path: Path, elsewhere: Path) -> None:
@@ -320,7 +321,7 @@ def test_files_that_are_removed_are_let_go_of(samples: Samples, elsewhere: Path)
     block.images()
     (elsewhere / block.name).unlink()
     forget_removed()
-    assert block.name not in block_module._mapped
+    assert block.name not in stored_module._mapped
     assert str(elsewhere / block.name) not in Path("/proc/self/maps").read_text()
 
 
@@ -384,7 +385,7 @@ def test_images_of_several_files_are_made_again_from_their_own(sc: SparkContext,
     for i in range(3):
         (tmp_path / f"{i}.tar").write_bytes(tar_bytes({f"{i}_{j}.JPEG": jpeg(10 * i + j, i) for j in range(4)}))
     labels = Labels(url="l", by_key={f"{i}_{j}.JPEG": i for i in range(3) for j in range(4)}, classes=3)
-    [block] = cache(read_samples(sc, str(tmp_path), labels=labels).shuffled(seed=2, partitions=1), SIDE).rdd.collect()
+    [block] = cache(read_samples(sc, str(tmp_path), labels=labels).shuffled(seed=2, partitions=1), SIDE).handles
     assert len(block.urls) == 3
     before = block.images().copy()
     delete(block)
@@ -394,10 +395,10 @@ def test_images_of_several_files_are_made_again_from_their_own(sc: SparkContext,
 def test_a_task_makes_a_lost_file_again(samples: Samples) -> None:
     blocks = cache(samples, SIDE)
     mean = blocks.mean_image()
-    for block in blocks.rdd.collect():
+    for block in blocks.handles:
         delete(block)
     assert np.array_equal(blocks.mean_image(), mean)
-    assert all(Path(block.path).stat().st_size == np.prod(block.shape) for block in blocks.rdd.collect())
+    assert all(Path(block.path).stat().st_size == block.length for block in blocks.handles)
 
 
 def test_a_source_that_is_gone_is_named_where_the_file_is_made_again(
@@ -406,7 +407,7 @@ def test_a_source_that_is_gone_is_named_where_the_file_is_made_again(
     members = {f"{i}.JPEG": jpeg(i, i) for i in range(3)}
     url = write_tar(tmp_path, members)
     blocks = cache(read_samples(sc, url, labels=labels_of(members)), SIDE)
-    [block] = map(delete, blocks.rdd.collect())
+    [block] = map(delete, blocks.handles)
     Path(url).unlink()
     with pytest.raises(SourceError, match=f"^{url}: no such file or folder$"):
         block.images()
@@ -424,11 +425,10 @@ def test_block_i_is_worker_i_modulo_k_s(
     shares = blocks.shares(workers)
     assert shares.getNumPartitions() == workers
     parts = shares.glom().collect()
-    names = [block.name for block in blocks.rdd.collect()]
+    names = [block.name for block in blocks.handles]
     assert [[[block.name for block in share] for share in part] for part in parts] == [
         [names[worker::workers]] for worker in range(workers)
     ]
-    shares.unpersist()
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_more_partitions_than_images(sc: SparkContext, tmp_path: Path) -> None:
     assert sorted(blocks.counts) == [0] * 3 + [1] * 5
     images = np.stack([resize(decode(data), SIDE) for data in members.values()])
     assert np.array_equal(blocks.mean_image(), images.mean(axis=0, dtype=np.float64).astype(np.float32))
-    none = next(block for block in blocks.rdd.collect() if not len(block))
+    none = next(block for block in blocks.handles if not len(block))
     assert none.images().shape == (0, SIDE, SIDE, 3)
     assert none.urls == ()
     assert none.ledger == Ledger()
@@ -468,8 +468,8 @@ def test_one_image(sc: SparkContext, tmp_path: Path) -> None:
 
 def test_two_sets_keep_apart(samples: Samples, blocks: Blocks) -> None:
     other = cache(samples, 8)
-    names = {block.name for block in blocks.rdd.collect()}
-    assert names.isdisjoint(block.name for block in other.rdd.collect())
+    names = {block.name for block in blocks.handles}
+    assert names.isdisjoint(block.name for block in other.handles)
     assert images_by_place(blocks).keys() == images_by_place(other).keys()
 
 
@@ -487,6 +487,7 @@ def test_attempts_at_the_same_block_do_not_disturb_each_other(samples: Samples, 
         list(build(3, interrupted(), "set"))  # type: ignore[arg-type]
     [path] = elsewhere.iterdir()
     assert path.name == "set-00003.rgb"
-    assert np.array_equal(np.fromfile(path, np.uint8).reshape(-1, 3, SIDE, SIDE), whole[0].transpose(0, 3, 1, 2))
+    images = np.fromfile(path, np.uint8)[: whole[0].size].reshape(-1, 3, SIDE, SIDE)
+    assert np.array_equal(images, whole[0].transpose(0, 3, 1, 2))
     [again] = build(3, records, "set")
     assert np.array_equal(again.images(), whole[0])

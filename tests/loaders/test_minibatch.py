@@ -1,4 +1,3 @@
-import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparknet.errors import ConfigError
-from sparknet.loaders.block import Block
+from sparknet.loaders.block import Block, write_images
 from sparknet.loaders.minibatch import Minibatch, Share, centre_crops, check_crop
 from sparknet.loaders.orders import Order, Tail, order_of
-from sparknet.loaders.samples import Ledger
-from tests.sets import checksums
 
 SIDE = 12
 
@@ -28,21 +25,7 @@ def images_of(labels: range, side: int = SIDE) -> np.ndarray:
 def write_block(folder: Path, labels: range, side: int = SIDE) -> Block:
     """A block of images whose label is their number, so that it tells which one came."""
     path = folder / f"{labels.start}-{labels.stop}-{side}.rgb"
-    path.write_bytes(images_of(labels, side).transpose(0, 3, 1, 2).tobytes())
-    n = len(labels)
-    return Block(
-        name=path.name,
-        path=str(path),
-        host=socket.gethostname(),
-        side=side,
-        labels=np.arange(labels.start, labels.stop),
-        urls=(),
-        url_of=np.zeros(n, np.int32),
-        offsets=np.zeros(n, np.int64),
-        sizes=np.zeros(n, np.int64),
-        checksums=checksums(images_of(labels, side)),
-        ledger=Ledger(n, n),
-    )
+    return write_images(path, images_of(labels, side), np.arange(labels.start, labels.stop))
 
 
 @pytest.fixture(scope="module")

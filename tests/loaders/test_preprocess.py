@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from sparknet.loaders.preprocess import resize, sum_images
+from sparknet.loaders.preprocess import resize
 from tests.loaders.test_decode import difference, photo
 
 
@@ -75,17 +75,3 @@ def test_views_are_resized_as_their_pixels() -> None:
 def test_a_side_below_one_is_refused(side: int) -> None:
     with pytest.raises(ValueError, match=f"^side must be at least 1 pixel, got {side}$"):
         resize(noise(4, 4), side)
-
-
-@pytest.mark.parametrize("sizes", [[], [0], [1], [3, 0, 5], [4096], [4097, 1]])
-def test_the_sum_is_exact(sizes: list[int]) -> None:
-    batches = [np.random.default_rng(n).integers(0, 256, (n, 2, 2, 3)).astype(np.uint8) for n in sizes]
-    total = sum_images(iter(batches), 2)
-    assert total.dtype == np.int64
-    expected = np.concatenate([np.zeros((0, 2, 2, 3), np.uint8), *batches]).astype(np.int64).sum(axis=0)
-    assert np.array_equal(total, expected)
-
-
-def test_the_sum_does_not_overflow() -> None:
-    batch = np.broadcast_to(np.uint8(255), (2**24 + 4096, 1, 1, 3))  # above 2^32 a pixel
-    assert sum_images([batch], 1).tolist() == [[[255 * (2**24 + 4096)] * 3]]

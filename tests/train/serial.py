@@ -1,6 +1,5 @@
 """What training on K workers comes to, worked out in one process: the measure for every exchange."""
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,16 +7,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sparknet.loaders.block import Block
+from sparknet.loaders.block import Block, write_images
 from sparknet.loaders.convert import ToTensor
 from sparknet.loaders.minibatch import Share
-from sparknet.loaders.samples import Ledger
 from sparknet.train.config import TrainConfig
 from sparknet.train.models import build
 from sparknet.train.net import Net
 from sparknet.train.solver import Multipliers, learning_rate
 from sparknet.train.worker import train_round
-from tests.sets import checksums
 
 
 def fresh(config: TrainConfig, classes: int = 3) -> Net:
@@ -27,22 +24,8 @@ def fresh(config: TrainConfig, classes: int = 3) -> Net:
 def noise_block(folder: Path, n: int, side: int = 16, classes: int = 3, seed: int = 0) -> Block:
     """A block of n random images, made without Spark."""
     rng = np.random.default_rng(seed)
-    path = folder / f"noise-{seed}-{n}-{side}.rgb"
     images = rng.integers(0, 256, (n, side, side, 3), np.uint8)
-    path.write_bytes(images.transpose(0, 3, 1, 2).tobytes())
-    return Block(
-        name=path.name,
-        path=str(path),
-        host=socket.gethostname(),
-        side=side,
-        labels=rng.integers(0, classes, n),
-        urls=(),
-        url_of=np.zeros(n, np.int32),
-        offsets=np.zeros(n, np.int64),
-        sizes=np.zeros(n, np.int64),
-        checksums=checksums(images),
-        ledger=Ledger(n, n),
-    )
+    return write_images(folder / f"noise-{seed}-{n}-{side}.rgb", images, rng.integers(0, classes, n))
 
 
 @dataclass

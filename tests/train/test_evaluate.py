@@ -8,7 +8,7 @@ import torch
 from pyspark import SparkContext
 
 from sparknet.errors import ConfigError, LabelError
-from sparknet.loaders.block import Block
+from sparknet.loaders.block import Block, write_images
 from sparknet.loaders.blocks import Blocks
 from sparknet.loaders.samples import Ledger
 from sparknet.tensor.weights import WeightCollection
@@ -76,23 +76,21 @@ def test_scores_add_up_as_counts() -> None:
 
 def blocks_of(sc: SparkContext, handles: list[Block], classes: int = 12) -> Blocks:
     """Handles that are there already, as a cached set."""
-    counts = tuple(len(block) for block in handles)
+    images = sum(map(len, handles))
     return Blocks(
         rdd=sc.parallelize(handles, len(handles)),
-        counts=counts,
+        handles=tuple(handles),
+        sent=sc.broadcast(tuple(handles)),
         side=handles[0].side,
         class_names=tuple(map(str, range(classes))),
-        ledger=Ledger(sum(counts), sum(counts)),
+        ledger=Ledger(images, images),
         source="file:/noise",
         set_id="noise",
     )
 
 
 def cut(block: Block, start: int, stop: int, folder: Path) -> Block:
-    path = folder / f"{start}-{stop}-{block.name}"
-    path.write_bytes(block.images()[start:stop].transpose(0, 3, 1, 2).tobytes())
-    labels, sums = block.labels[start:stop], block.checksums[start:stop]
-    return replace(block, name=path.name, path=str(path), labels=labels, checksums=sums)
+    return write_images(folder / f"{start}-{stop}-{block.name}", block.images()[start:stop], block.labels[start:stop])
 
 
 @pytest.mark.parametrize("bounds", [(0, 41), (0, 1, 2, 30, 41), (0, 20, 20, 41)], ids=str)
@@ -103,7 +101,9 @@ def test_through_spark_in_any_number_of_blocks(
     handles = [cut(block, *ends, tmp_path) for ends in itertools.pairwise(bounds)]
     broadcasts = sorted(Path(sc._temp_dir).iterdir())
     weights = net.get_weights()
-    found = evaluate(blocks_of(sc, handles), weights, mean, replace(CONFIG, seed=9), 12)
+    blocks = blocks_of(sc, handles)
+    found = evaluate(blocks, weights, mean, replace(CONFIG, seed=9), 12)
+    blocks.sent.destroy()
     expected = plain_scores(net, block, mean, CONFIG.crop, CONFIG.scale)
     assert (found.samples, found.correct, found.correct5) == (41, expected.correct, expected.correct5)
     assert found.loss == pytest.approx(expected.loss, rel=1e-4)

@@ -51,10 +51,9 @@ class SparkExchange:
         self._mean_sent: Broadcast[np.ndarray | None] = self._shares.context.broadcast(mean)
         # With one order for all, a worker may draw from any block.
         self._order: GlobalOrder | None = None
-        self._whole_set: Broadcast[tuple[Block, ...]] | None = None
+        self._whole_set = blocks.sent
         if config.order == "global":
             self._order = GlobalOrder(partition_sizes(blocks.counts), config.batch, config.epoch_tail)
-            self._whole_set = self._shares.context.broadcast(tuple(blocks.rdd.collect()))
         self._open = True
 
     def train(
@@ -100,12 +99,9 @@ class SparkExchange:
         return evaluate(blocks, weights, self._mean, self._config, self._classes)
 
     def close(self) -> None:
-        """Let Spark forget the shares. Files of kept momentum go with the executors' local directories."""
-        self._shares.unpersist()
+        """Let Spark forget the mean. Files of kept momentum go with the executors' local directories."""
         if self._open:  # a broadcast cannot be destroyed twice
             self._mean_sent.destroy()
-            if self._whole_set is not None:
-                self._whole_set.destroy()
             self._open = False
 
 
@@ -119,7 +115,7 @@ def _train_task(
     classes: int,
     run_id: str,
     turns: list[list[Turn]] | None,
-    whole_set: Broadcast[tuple[Block, ...]] | None,
+    whole_set: Broadcast[tuple[Block, ...]],
     with_momentum: bool,
 ) -> Iterator[WorkerReport | bytes]:
     """Train on a share; give back a report, then the weights, and the momentum where asked, in pieces."""
@@ -132,7 +128,7 @@ def _train_task(
         momentum = _load_momentum(_momentum_path(run_id, worker, round_number))
         lost = momentum is None
     share: Share | GlobalShare
-    if turns is None or whole_set is None:
+    if turns is None:
         share = Share(blocks, config.seed, worker)
     else:
         share = GlobalShare(whole_set.value, turns[worker], config.seed, worker)

@@ -126,7 +126,7 @@ def test_two_workers_through_spark_are_two_workers_in_one_process(
 
 def test_the_shares_of_two_workers_hold_every_image_once(shares: list[list[Block]], train_blocks: Blocks) -> None:
     names = sorted(block.name for share in shares for block in share)
-    assert names == sorted(block.name for block in train_blocks.rdd.collect())
+    assert names == sorted(block.name for block in train_blocks.handles)
     assert len(set(names)) == len(names) == 7
     assert [sum(map(len, share)) for share in shares] == [sum(train_blocks.counts[k::2]) for k in (0, 1)]
 
