@@ -49,6 +49,9 @@ DevkitIds = Annotated[
     str | None, typer.Option(help="The devkit's table, 'ID WordNet-ID' a line; for its ground truth.")
 ]
 MaxBad = Annotated[float, typer.Option(help="The largest share of bad samples in a set, 0 to 1.")]
+Cache = Annotated[
+    str, typer.Option(help="Decoded images are kept as they are (raw), or as JPEGs (jpeg), where space is short.")
+]
 CacheLimit = Annotated[
     float | None,
     typer.Option(help="The most that decoded images may take on a host's disk, 10^9 bytes; all there is if not given."),
@@ -148,6 +151,7 @@ def train(
     val_labels: LabelFile = None,
     devkit_ids: DevkitIds = None,
     max_bad: MaxBad = 0.01,
+    cache: Cache = "raw",
     cache_limit_gb: CacheLimit = None,
     side: Annotated[
         int | None,
@@ -182,15 +186,29 @@ def train(
         str | None, typer.Option(help="An epoch's last samples, of epoch: carried to the next, kept or dropped.")
     ] = None,
     mirror: Annotated[bool | None, typer.Option(help="Mirror half of the training samples.")] = None,
-    subtract_mean: Annotated[
-        bool | None, typer.Option("--mean/--no-mean", help="Subtract the training set's mean image.")
+    resized_crop: Annotated[
+        bool | None,
+        typer.Option(
+            "--random-resized-crop/--random-crop", help="Train on windows of random size and shape, or of the crop's."
+        ),
     ] = None,
+    pca_colour: Annotated[
+        float | None, typer.Option(help="Standard deviation of AlexNet's shifts of colour; theirs is 0.1.")
+    ] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(help="What is subtracted: the training set's image or channel mean, none, or values R,G,B."),
+    ] = None,
+    bgr: Annotated[bool | None, typer.Option("--bgr/--rgb", help="The order of the network's input channels.")] = None,
     scale: Annotated[float | None, typer.Option(help="Factor of the network's input.")] = None,
     prefetch: Annotated[
         int | None, typer.Option(help="Minibatches that a worker makes ahead of the network, in a thread of its own.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, order, crops and dropout.")] = 0,
     test_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 50,
+    test_crops: Annotated[
+        int, typer.Option(help="Crops of an image in an evaluation: 1, its centre; or 10, mirrored corners too.")
+    ] = 1,
     checkpoint_every: Annotated[int, typer.Option(help="Rounds between two checkpoints.")] = 50,
     keep_checkpoints: Annotated[int, typer.Option(help="How many of the newest checkpoints to keep.")] = 3,
     threads: Annotated[int, typer.Option(help="Threads of torch in each worker.")] = 1,
@@ -248,7 +266,14 @@ def train(
         val_samples = None
         if from_["val"] is not None:
             val_samples = _read(sc, from_["val"], None, from_["val_labels"], from_["devkit_ids"], samples.class_names)
-        cached = partial(_cache, side=settings.side, max_bad=from_["max_bad"], limit_gb=cache_limit_gb, screen=screen)
+        cached = partial(
+            _cache,
+            side=settings.side,
+            max_bad=from_["max_bad"],
+            kept_as=from_["cache"],
+            limit_gb=cache_limit_gb,
+            screen=screen,
+        )
         train_set = cached(samples.shuffled(config.seed), "training set")
         val_set = cached(val_samples, "validation set") if val_samples else None
         with RoundProgress(config.rounds, screen) as progress:
@@ -283,7 +308,11 @@ def evaluate(
     labels: LabelFile = None,
     devkit_ids: DevkitIds = None,
     max_bad: MaxBad = 0.01,
+    cache: Cache = "raw",
     cache_limit_gb: CacheLimit = None,
+    test_crops: Annotated[
+        int | None, typer.Option(help="Crops of an image, 1 or 10; as in training if not given.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, or auto; as in training if not given.")] = None,
     master: Master = None,
     conf: Conf = None,
@@ -298,16 +327,21 @@ def evaluate(
     from sparknet.train.worker import check_device
 
     sys.path.insert(0, "")
+    _check_cache(cache)
     trained = checkpoint.load(run)
     settings = trained.settings
-    config = replace(settings.config, device=device or settings.config.device)
+    config = replace(
+        settings.config,
+        device=device or settings.config.device,
+        test_crops=settings.config.test_crops if test_crops is None else test_crops,
+    )
     screen = console()
     with running_spark(master, conf, screen) as sc:
         if ":" in settings.config.net:
             ship_module(sc, settings.config.net.partition(":")[0])
         check_device(config.device, sc)
         samples = _read(sc, source, layout, labels, devkit_ids, settings.class_names)
-        blocks = _cache(samples, "images", settings.side, max_bad, cache_limit_gb, screen)
+        blocks = _cache(samples, "images", settings.side, max_bad, cache, cache_limit_gb, screen)
         with spark_progress(sc, "evaluating", screen):
             scores = score(blocks, trained.weights, trained.mean, config, len(settings.class_names))
     if json:
@@ -412,6 +446,8 @@ def _config(net: str, given: dict[str, Any]) -> "TrainConfig":
 
     base = published(net)
     given = {name: value for name, value in given.items() if value not in (None, (), [])}
+    if "," in given.get("mean", ""):
+        given["mean"] = _values(given["mean"])
     solver = {field.name: given[field.name] for field in fields(base.solver) if field.name in given}
     if solver.get("policy") == "poly":
         solver.setdefault("max_iterations", given["tau"] * given["rounds"])
@@ -419,11 +455,24 @@ def _config(net: str, given: dict[str, Any]) -> "TrainConfig":
     return replace(base, **chosen | {"solver": replace(base.solver, **solver)})
 
 
+def _check_cache(kept_as: str) -> None:
+    if kept_as not in ("raw", "jpeg"):
+        raise ConfigError(f"--cache must be raw or jpeg, got {kept_as}")
+
+
+def _values(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(value) for value in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--mean takes image, channel, none, or three values R,G,B, got {text}") from error
+
+
 def _origin(given: dict[str, Any]) -> dict[str, Any]:
     """Take where the sets come from, so that a run can be resumed from another folder."""
+    _check_cache(given["cache"])
     if given["val_labels"] and not given["val"]:
         raise ConfigError(f"--val-labels {given['val_labels']} labels no set; name it with --val")
-    origin = {"layout": given["layout"], "max_bad": given["max_bad"]}
+    origin = {"layout": given["layout"], "max_bad": given["max_bad"], "cache": given["cache"]}
     for name in ("source", "labels", "val", "val_labels", "devkit_ids"):
         url = given[name]
         origin[name] = str(Path(url).absolute()) if url is not None and "://" not in url else url
@@ -448,13 +497,21 @@ def _read(
 
 
 def _cache(
-    samples: "Samples", what: str, side: int, max_bad: float, limit_gb: float | None, screen: "Console"
+    samples: "Samples",
+    what: str,
+    side: int,
+    max_bad: float,
+    kept_as: str,
+    limit_gb: float | None,
+    screen: "Console",
 ) -> "Blocks":
+    from sparknet.loaders.block import JPEG_QUALITY
     from sparknet.loaders.blocks import cache
     from sparknet.train.report import spark_progress
 
     with spark_progress(samples.rdd.context, f"decoding the {what}", screen):
-        blocks = cache(samples, side, max_bad, None if limit_gb is None else int(limit_gb * 1e9))
+        limit = None if limit_gb is None else int(limit_gb * 1e9)
+        blocks = cache(samples, side, max_bad, limit, quality=JPEG_QUALITY if kept_as == "jpeg" else None)
     ledger = blocks.ledger
     if ledger.bad:
         first = ledger.bad[0]

@@ -71,6 +71,15 @@ class DivergedError(SparkNetError):
     """The loss of a worker is no longer a finite number."""
 
 
+def is_interruption(error: BaseException | None) -> bool:
+    """Whether an error comes of Ctrl-C: py4j may fail at handling one, and raises that failure instead."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def cause_in(text: str) -> str | None:
     """Find the last error that a stack trace, or a log with stack traces, names: Python's or a JVM's.
 

@@ -21,7 +21,7 @@ from sparknet.train.exchange import spark
 TASKS: dict[str, tuple[Any, str]] = {
     "reading": (survey, "_survey_part"),
     "decoding": (blocks, "write_block"),
-    "averaging": (blocks, "_sum_block"),
+    "averaging": (blocks, "_sum"),
     "training": (spark, "_train_task"),
     "evaluating": (evaluate, "_score_task"),
 }
@@ -55,7 +55,7 @@ def slowed(original: Callable[..., Any], mark: Path, drains: bool) -> Callable[.
 def prepare(phase: str, mark: Path) -> None:
     if phase in TASKS:
         module, name = TASKS[phase]
-        setattr(module, name, slowed(getattr(module, name), mark, drains=phase not in ("averaging", "evaluating")))
+        setattr(module, name, slowed(getattr(module, name), mark, drains=phase != "evaluating"))
     elif phase == "checkpoint":
         flushed = 0
         flush = os.fsync

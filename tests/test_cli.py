@@ -318,7 +318,7 @@ def test_train_needs_a_source_a_network_and_a_folder(words: str, fails: Callable
         ("--lr 1", "--lr"),
         ("--tau 10", "--tau"),  # even where it is what the run was begun with
         ("x.tar", "SOURCE"),
-        ("--no-mean --rounds 9 --step-value 3 --workers 1", "--mean, --step-value"),
+        ("--mean none --rounds 9 --step-value 3 --workers 1", "--mean, --step-value"),
         ("--out other", "--out"),
     ],
 )
@@ -438,7 +438,8 @@ def test_every_option_reaches_the_run(command: Callable[..., tuple[str, str]], t
     words = f"""train {tiny.train} --val {tiny.val} --val-labels {tiny.val_txt} --layout ilsvrc --net cifar10_quick
         --side 20 --crop 16 --workers 1 --tau 2 --rounds 3 --batch 4 --lr 0.002 --momentum 0.8 --weight-decay 0.003
         --lr-policy multistep --gamma 0.2 --power 2 --step-size 7 --step-value 2 --step-value 5 --max-iterations 11
-        --momentum-mode averaged --mirror --no-mean --scale 0.5 --seed 4 --test-every 2 --checkpoint-every 2
+        --momentum-mode averaged --mirror --mean 1,2.5,3 --scale 0.5 --seed 4 --test-every 2
+        --random-resized-crop --pca-colour 0.2 --bgr --test-crops 10 --cache jpeg --checkpoint-every 2
         --keep-checkpoints 1 --threads 2 --device auto
         --out {tmp_path}/run"""
     out, err = command(*words.split())
@@ -453,7 +454,11 @@ def test_every_option_reaches_the_run(command: Callable[..., tuple[str, str]], t
         seed=4,
         momentum_mode="averaged",
         mirror=True,
-        subtract_mean=False,
+        resized_crop=True,
+        pca_colour=0.2,
+        mean=(1, 2.5, 3),
+        bgr=True,
+        test_crops=10,
         scale=0.5,
         test_every=2,
         checkpoint_every=2,
@@ -472,7 +477,10 @@ def test_every_option_reaches_the_run(command: Callable[..., tuple[str, str]], t
             max_iterations=11,
         ),
     )
-    assert (run.settings.side, run.settings.class_names, run.mean) == (20, SYNSETS, None)
+    assert (run.settings.side, run.settings.class_names) == (20, SYNSETS)
+    assert run.mean is not None
+    assert run.mean.tolist() == [1, 2.5, 3]
+    assert run.settings.origin["cache"] == "jpeg"
     top1 = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["top1"]
     assert out.startswith(f"top-1 {top1:.2%}, top-5 100.00%, after 3 rounds and 24 images in ")
     assert [line.split("  ")[0] for line in err.splitlines()] == ["round 2/3", "round 3/3"]

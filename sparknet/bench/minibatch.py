@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sparknet.errors import ConfigError
+from sparknet.loaders.augment import Augmentation
 from sparknet.loaders.block import Block, write_images
 from sparknet.loaders.convert import ToTensor
 from sparknet.loaders.minibatch import Share
@@ -153,7 +154,7 @@ def _eaten(blocks: list[Block]) -> Iterator[tuple[str, Callable[[], Iterator[obj
     share = Share(blocks, seed=0, number=0)
     mean = np.random.default_rng(1).uniform(0, 255, (SIDE, SIDE, 3)).astype(np.float32)
     convert = ToTensor(mean, 1, "cpu", kept=3)
-    draw = partial(share.minibatches, 0, TAU, batch=BATCH, crop=CROP, mirror=True, kept=3)
+    draw = partial(share.minibatches, 0, TAU, batch=BATCH, augmentation=Augmentation(crop=CROP, mirror=True), kept=3)
     yield "uint8", draw
     yield "float32 less mean, NCHW", lambda: map(convert, draw())
 
@@ -196,7 +197,7 @@ def _limits(blocks: list[Block]) -> list[Way]:
 def _ours(blocks: list[Block]) -> Iterator[Way]:
     mean = np.random.default_rng(1).uniform(0, 255, (SIDE, SIDE, 3)).astype(np.float32)
     share = Share(blocks, seed=0, number=0)
-    batches = share.minibatches(0, 2**31, batch=BATCH, crop=CROP, mirror=True)
+    batches = share.minibatches(0, 2**31, batch=BATCH, augmentation=Augmentation(crop=CROP, mirror=True))
     yield Way("SparkNet: crop, mirror, uint8", COPY, lambda: next(batches))
     for channels_last in (False, True):
         convert = ToTensor(mean, 1, "cpu", channels_last)

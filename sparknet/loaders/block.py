@@ -29,7 +29,10 @@ from sparknet.scratch import Room, local_path, remove_executors_orphans, written
 # How much is written between two looks at the room that is left.
 _LOOK_BYTES = 16 * 1024 * 1024
 
-# A photograph of 256 x 256 at the default quality takes about a sixth of its pixels.
+JPEG_QUALITY = 95
+"""Of `--cache jpeg`."""
+
+# A photograph of 256 x 256 at that quality takes about a sixth of its pixels.
 _JPEG_SHARE = 6
 
 

@@ -13,7 +13,7 @@ from functools import partial, reduce
 import numpy as np
 from pyspark import RDD, Broadcast, SparkContext, StorageLevel
 
-from sparknet.errors import ConfigError
+from sparknet.errors import ConfigError, is_interruption
 from sparknet.loaders.block import Block, Form, check_quality, write_block
 from sparknet.loaders.samples import BadLimit, Ledger, Samples
 from sparknet.scratch import Room, remove_files
@@ -58,7 +58,29 @@ class Blocks:
         with readable_errors():
             slots = worker_slots(self.rdd.context)  # a task costs more than the sum of a block
             total = self.rdd.coalesce(slots).mapPartitions(partial(_sum, side=self.side)).treeReduce(np.add)
-        return (total / self.ledger.good).astype(np.float32)
+        mean: np.ndarray = (total / self.ledger.good).astype(np.float32)
+        return mean
+
+    def colour_components(self) -> np.ndarray:
+        """Find the principal components of all pixels' colours, exactly summed.
+
+        Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks", NIPS 2012, section 4.1,
+        shift an image by the components, each times its eigenvalue times a random number. The eigenvalues are those of
+        colours from 0 to 1; the result is in grey levels.
+
+        Returns:
+            (3, 3) float32, a component a column, in the order red, green, blue: 255 times eigenvalue times eigenvector,
+            the largest last.
+        """
+        with readable_errors():
+            slots = worker_slots(self.rdd.context)
+            squares = self.rdd.coalesce(slots).mapPartitions(_squares).treeReduce(np.add)
+        pixels = self.ledger.good * self.side * self.side
+        first, second = squares[0] / (255 * pixels), squares[1:] / (255 * 255 * pixels)
+        values, vectors = np.linalg.eigh(second - np.outer(first, first))
+        vectors *= np.sign(vectors.sum(axis=0))  # either sign is right; the same everywhere gives the same bits
+        components: np.ndarray = (255 * vectors * values).astype(np.float32)
+        return components
 
     def share_sizes(self, workers: int) -> list[int]:
         """Count the images of each worker's share.
@@ -150,10 +172,12 @@ def cache(
         ledger = reduce(Ledger.__add__, (block.ledger for block in handles), Ledger())
         ledger.check(samples.source)
         limit.check(ledger.bad, ledger.seen)
-    except Exception:
-        rdd.unpersist()
-        with suppress(Exception):  # what went wrong may be Spark itself
-            remove_everywhere(sc, set_id)
+    except Exception as error:
+        # At Ctrl-C tasks still run, and hold the slots that a removal waits for; their files go with the application.
+        if not is_interruption(error):
+            rdd.unpersist()
+            with suppress(Exception):  # what went wrong may be Spark itself
+                remove_everywhere(sc, set_id)
         raise
     return Blocks(
         rdd=rdd,
@@ -179,6 +203,17 @@ def _remove(_: int, prefix: str) -> None:
 
 def _sum(blocks: Iterable[Block], side: int) -> Iterator[np.ndarray]:
     yield sum((block.sum() for block in blocks), np.zeros((side, side, 3), np.int64))
+
+
+def _squares(blocks: Iterable[Block]) -> Iterator[np.ndarray]:
+    """Sum colours, and products of two: (4, 3) int64."""
+    total = np.zeros((4, 3), np.int64)
+    for block in blocks:
+        for image in block.images().reshape(len(block), -1, 3):
+            colours = image.astype(np.float64)  # whose products are exact: an image's sum is below 2^53
+            total[0] += image.sum(axis=0, dtype=np.int64)
+            total[1:] += (colours.T @ colours).astype(np.int64)
+    yield total
 
 
 def _share(worker: int, sent: Broadcast[tuple[Block, ...]], workers: int) -> list[Block]:

@@ -1,8 +1,8 @@
 """From a minibatch's bytes to a network's input, on its device. In: uint8 crops. Out: a float tensor.
 
-As in Caffe, each crop has the mean image's pixels of its own place subtracted, a mirrored one the mirrored mean's. On a
-CPU an image is converted at a time, while it is in the cache; elsewhere bytes travel, and the whole minibatch
-is converted there. Both give the same bits.
+As in Caffe, each crop has the mean image's pixels of its own place subtracted, a mirrored one the mirrored mean's. Then
+its colours are shifted, where that was chosen, and all is scaled. On a CPU an image is converted at a time, while it is
+in the cache; elsewhere bytes travel, and the whole minibatch is converted there. Both give the same bits.
 """
 
 from collections import deque
@@ -17,12 +17,16 @@ class ToTensor:
     """The conversion of a run's minibatches.
 
     Args:
-        mean: (side, side, 3) float32, the mean image, in grey levels; nothing is subtracted where None.
+        mean: (side, side, 3) float32, the mean image, or (3,), mean values, in grey levels of red, green, blue; nothing
+            is subtracted where None.
         scale: factor of the result.
         device: where to convert, and where the result lies.
         channels_last: whether the result's channels are next to each other in memory, as convolutions on a CPU and
             on tensor cores like it; its shape is the same.
         kept: how many of the newest results must stay as they are on a CPU, where memory is used again.
+        bgr: whether the result's channels are blue, green, red, as networks made with Caffe take them.
+        colour: (3, 3) float32, a column for each principal component of the training set's colours, in grey levels (see
+            `Blocks.colour_components`); for minibatches with shifts of colour.
     """
 
     def __init__(
@@ -32,15 +36,23 @@ class ToTensor:
         device: torch.device | str = "cpu",
         channels_last: bool = False,
         kept: int = 1,
+        *,
+        bgr: bool = False,
+        colour: np.ndarray | None = None,
     ) -> None:
         self._scale, self._device = scale, torch.device(device)
         self._channels_last = channels_last
         self._format = torch.channels_last if channels_last else torch.contiguous_format
         self._buffers = deque(torch.empty(0) for _ in range(kept))
+        self._order = [2, 1, 0] if bgr else [0, 1, 2]
+        self._colour = colour
         self._means: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._has_places = mean is not None and mean.ndim == 3
         if mean is not None:
-            both = (torch.from_numpy(np.ascontiguousarray(image)) for image in (mean, mean[:, ::-1]))
-            plain, mirrored = (image.permute(2, 0, 1)[None].to(self._device) for image in both)
+            image = np.reshape(mean, (1, 1, 3)) if mean.ndim == 1 else mean
+            image = image[:, :, self._order]
+            both = (torch.from_numpy(one.copy()) for one in (image, image[:, ::-1]))
+            plain, mirrored = (one.permute(2, 0, 1)[None].to(self._device) for one in both)
             self._means = (
                 plain.contiguous(memory_format=self._format)[0],
                 mirrored.contiguous(memory_format=self._format)[0],
@@ -66,29 +78,56 @@ class ToTensor:
         if len(self._buffers[0]) < len(pixels) or self._buffers[0].shape[1:] != pixels.shape[1:]:
             self._buffers[0] = torch.empty(pixels.shape, dtype=torch.float32, memory_format=self._format)
         out = self._buffers[0][: len(pixels)]
-        if self._means is None:
+        choices, shifts = batch.choices, self._shifts(batch)
+        if self._means is None and shifts is None and self._order == [0, 1, 2]:
             return torch.mul(pixels, self._scale, out=out)
-        side, crop = self._means[0].shape[-1], pixels.shape[-1]
-        for i, ((top, left), mirrored) in enumerate(zip(batch.corners.tolist(), batch.mirrored.tolist(), strict=True)):
-            if mirrored:
-                left = side - crop - left
+        crop = pixels.shape[-1]
+        # In steps: torch's subtraction of mixed types takes one and a half times as long. And plane by plane where they
+        # do not stay planes: in one call that takes five times as long.
+        by_plane = self._channels_last or self._order != [0, 1, 2]
+        for i, ((top, left), mirrored) in enumerate(
+            zip(choices.corners.tolist(), choices.mirrored.tolist(), strict=True)
+        ):
             x = out[i]
-            # In two steps: torch's subtraction of mixed types takes one and a half times as long. And plane by plane
-            # where they do not stay planes: in one call that takes five times as long.
-            for plane, values in zip(x, pixels[i], strict=True) if self._channels_last else ((x, pixels[i]),):
+            for plane, values in zip(x, pixels[i][self._order], strict=True) if by_plane else ((x, pixels[i]),):
                 plane.copy_(values)
-            x.sub_(self._means[mirrored][:, top : top + crop, left : left + crop])
+            if self._means is not None:
+                mean = self._means[mirrored]
+                if self._has_places:
+                    if mirrored:
+                        left = mean.shape[-1] - crop - left
+                    mean = mean[:, top : top + crop, left : left + crop]
+                x.sub_(mean)
+            if shifts is not None:
+                x.add_(shifts[i, :, None, None])
             if self._scale != 1:
                 x.mul_(self._scale)
         return out
 
     def _all_at_once(self, pixels: torch.Tensor, batch: Minibatch) -> torch.Tensor:
+        if self._order != [0, 1, 2]:
+            pixels = pixels[:, self._order]
         x = pixels.to(torch.float32, memory_format=self._format)
         if self._means is not None:
-            crop = x.shape[-1]
-            windows = self._means[0].unfold(1, crop, 1).unfold(2, crop, 1)
-            tops, lefts = torch.from_numpy(batch.corners).to(self._device).unbind(1)
-            mean = windows[:, tops, lefts].transpose(0, 1)
-            mirrored = torch.from_numpy(batch.mirrored).to(self._device)[:, None, None, None]
-            x -= torch.where(mirrored, mean.flip(-1), mean)
+            mean = self._means[0]
+            if self._has_places:
+                crop = x.shape[-1]
+                windows = mean.unfold(1, crop, 1).unfold(2, crop, 1)
+                tops, lefts = torch.from_numpy(batch.choices.corners).to(self._device).unbind(1)
+                mean = windows[:, tops, lefts].transpose(0, 1)
+                mirrored = torch.from_numpy(batch.choices.mirrored).to(self._device)[:, None, None, None]
+                mean = torch.where(mirrored, mean.flip(-1), mean)
+            x -= mean
+        shifts = self._shifts(batch)
+        if shifts is not None:
+            x += shifts[:, :, None, None]
         return x if self._scale == 1 else x.mul_(self._scale)
+
+    def _shifts(self, batch: Minibatch) -> torch.Tensor | None:
+        """What is added to each channel of each image: (n, 3), in the result's order."""
+        if batch.choices.colour is None:
+            return None
+        if self._colour is None:
+            raise ValueError("the minibatch has shifts of colour; give the set's components (colour)")
+        shifts = batch.choices.colour @ self._colour.T
+        return torch.from_numpy(np.ascontiguousarray(shifts[:, self._order])).to(self._device)

@@ -11,6 +11,7 @@ from pyspark import RDD
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sparknet.errors import ConfigError
+from sparknet.loaders.augment import Augmentation
 from sparknet.loaders.block import Block
 from sparknet.loaders.blocks import Blocks
 from sparknet.loaders.minibatch import Minibatch, Share
@@ -27,9 +28,8 @@ class MinibatchDataset(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
     Args:
         blocks: handles, as `Blocks.handles` has them.
         batch: samples in a minibatch.
-        crop: height and width, pixels; at most the images' side.
-        mirror: whether half of the samples are mirrored.
-        seed: of order, crops and mirroring.
+        augmentation: what becomes of the images; they are not shifted in colour, for that is for floats.
+        seed: of order and augmentation.
         tail: the samples at an epoch's end that do not fill a minibatch: `kept` as a small one, or `dropped`.
 
     Raises:
@@ -41,8 +41,7 @@ class MinibatchDataset(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
         blocks: Sequence[Block],
         *,
         batch: int,
-        crop: int,
-        mirror: bool = False,
+        augmentation: Augmentation,
         seed: int = 0,
         tail: Tail = "kept",
     ) -> None:
@@ -51,7 +50,7 @@ class MinibatchDataset(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
             raise ConfigError("a dataset needs an image, and the blocks have none")
         if tail == "carried":
             raise ConfigError("the tail of a dataset's epoch is kept or dropped; it cannot be carried to the next")
-        self._batch, self._crop, self._mirror, self._seed, self._tail = batch, crop, mirror, seed, tail
+        self._batch, self._augmentation, self._seed, self._tail = batch, augmentation, seed, tail
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -74,7 +73,7 @@ class MinibatchDataset(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
         if not count:
             return
         for found in share.minibatches(
-            self._epoch * count, count, batch=self._batch, crop=self._crop, mirror=self._mirror, tail=self._tail
+            self._epoch * count, count, batch=self._batch, augmentation=self._augmentation, tail=self._tail
         ):
             # Of its own: the caller may keep it, and the next comes into the same memory.
             images = torch.from_numpy(found.images).permute(0, 3, 1, 2).clone()
@@ -88,8 +87,7 @@ def minibatch_rdd(
     count: int,
     *,
     batch: int,
-    crop: int,
-    mirror: bool = False,
+    augmentation: Augmentation,
     seed: int = 0,
     order: Order = "epoch",
     tail: Tail = "carried",
@@ -102,9 +100,8 @@ def minibatch_rdd(
         first_iteration: of each worker, from 0.
         count: of iterations.
         batch: samples in each.
-        crop: height and width, pixels; at most the images' side.
-        mirror: whether half of the samples are mirrored.
-        seed: of order, crops and mirroring.
+        augmentation: what becomes of the images; shifts of colour are left to whoever makes floats of them.
+        seed: of order and augmentation.
         order: which samples come in which minibatch; see `sparknet.loaders.orders.order_of`.
         tail: what becomes of an epoch's last samples; likewise.
 
@@ -119,8 +116,7 @@ def minibatch_rdd(
         first_iteration=first_iteration,
         count=count,
         batch=batch,
-        crop=crop,
-        mirror=mirror,
+        augmentation=augmentation,
         order=order,
         tail=tail,
     )

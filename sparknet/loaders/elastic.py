@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sparknet.errors import ConfigError
+from sparknet.loaders.augment import Augmentation
 from sparknet.loaders.block import Block
-from sparknet.loaders.minibatch import Minibatch, Share
+from sparknet.loaders.minibatch import Minibatch, Share, new_buffer
 from sparknet.loaders.orders import Order, Tail, epochs
 
 VIRTUAL_PARTITIONS = 48
@@ -126,14 +127,13 @@ class GlobalShare:
         count: int,
         *,
         batch: int,
-        crop: int,
-        mirror: bool = False,
+        augmentation: Augmentation,
         order: Order = "global",
         tail: Tail = "kept",
     ) -> Iterator[Minibatch]:
         """Draw the round's minibatches, as `Share.minibatches` does; the first iteration is that of the turns."""
-        buffer = np.empty((batch, 3, crop, crop), np.uint8)
+        buffer = new_buffer(batch, augmentation.crop)
         for turn in self._turns:
             share = self._shares[turn.partition]
             indices = epochs(len(share), batch, tail, (self.seed, turn.partition))
-            yield share.minibatch(turn.iteration, indices(turn.iteration), crop=crop, mirror=mirror, out=buffer)
+            yield share.minibatch(turn.iteration, indices(turn.iteration), augmentation, buffer)

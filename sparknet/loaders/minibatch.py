@@ -1,9 +1,8 @@
 """Minibatches from a worker's share. In: the share's blocks. Out: uint8 crops, mirrored, and where each was taken.
 
-Which samples a batch holds, where they are cropped and which are mirrored follow from (seed, share, iteration) alone:
-a task that is run again draws the same. All random choices of a batch are drawn at once, as arrays. The second number
-of every generator's seed tells the streams of one run apart: 1 deals samples out, 2 orders them, 3 crops and mirrors,
-4 is torch's own (dropout).
+Which samples a batch holds, and what is chosen for each (`sparknet.loaders.augment`), follow from (seed, share,
+iteration) alone: a task that is run again draws the same. The second number of every generator's seed tells the streams
+of one run apart: 1 deals samples out, 2 orders them, 3 augments them, 4 is torch's own (dropout).
 """
 
 import itertools
@@ -12,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparknet.errors import ConfigError
+from sparknet.loaders.augment import Augmentation, Choices, check_crop, choose
 from sparknet.loaders.block import Block
 from sparknet.loaders.orders import Order, Tail, order_of
+from sparknet.loaders.preprocess import resize_planes
 from sparknet.loaders.stored import open_stored
 
 
@@ -24,14 +24,12 @@ class Minibatch(NamedTuple):
     Attributes:
         images: (n, crop, crop, 3) uint8, RGB. They lie plane by plane: `images.transpose(0, 3, 1, 2)` is contiguous.
         labels: (n,) int64, class indices.
-        corners: (n, 2) int64, row and column of each crop in its image, pixels.
-        mirrored: (n,) bool, which are mirrored left to right, after they were cropped.
+        choices: how each was taken from its image. Shifts of colour are not done yet: they need the set's components.
     """
 
     images: np.ndarray
     labels: np.ndarray
-    corners: np.ndarray
-    mirrored: np.ndarray
+    choices: Choices
 
 
 class Share:
@@ -57,8 +55,7 @@ class Share:
     def gather(
         self,
         indices: np.ndarray,
-        corners: np.ndarray,
-        mirrored: np.ndarray,
+        choices: Choices,
         crop: int,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -66,8 +63,7 @@ class Share:
 
         Args:
             indices: (n,) of images in the share.
-            corners: (n, 2) row and column of each crop, pixels.
-            mirrored: (n,) bool, which to mirror left to right.
+            choices: windows to take, and which to mirror.
             crop: height and width of the crops, pixels.
             out: (n or more, 3, crop, crop) uint8, where to put them; a new array where None.
 
@@ -79,9 +75,13 @@ class Share:
         out = np.empty((len(indices), 3, crop, crop), np.uint8) if out is None else out[: len(indices)]
         block_of = np.searchsorted(self._starts, indices, side="right") - 1
         rows = (indices - self._starts[block_of]).tolist()
-        choices = zip(block_of.tolist(), rows, corners.tolist(), mirrored.tolist(), strict=True)
-        for i, (block, row, (top, left), mirror) in enumerate(choices):
-            taken = self._stored[block].row(row)[:, top : top + crop, left : left + crop]
+        windows = np.concatenate([choices.corners, choices.corners + choices.sizes], axis=1).tolist()
+        resized = (choices.sizes != crop).any(axis=1).tolist()
+        wanted = zip(block_of.tolist(), rows, windows, resized, choices.mirrored.tolist(), strict=True)
+        for i, (block, row, (top, left, bottom, right), resize, mirror) in enumerate(wanted):
+            taken = self._stored[block].row(row)[:, top:bottom, left:right]
+            if resize:
+                taken = resize_planes(taken, crop)
             out[i] = torch.from_numpy(taken).flip(2).numpy() if mirror else taken
         return out.transpose(0, 2, 3, 1)
 
@@ -91,13 +91,12 @@ class Share:
         count: int,
         *,
         batch: int,
-        crop: int,
-        mirror: bool = False,
+        augmentation: Augmentation,
         order: Order = "epoch",
         tail: Tail = "carried",
         kept: int = 1,
     ) -> Iterator[Minibatch]:
-        """Draw the minibatches of a run of iterations, randomly cropped, and mirrored by a coin's toss.
+        """Draw the minibatches of a run of iterations.
 
         Their images lie in memory that is used again: one is good until so many others are drawn as are kept. New
         memory for each would take as long as filling it.
@@ -106,8 +105,7 @@ class Share:
             first_iteration: since the start of training.
             count: of iterations, a round's.
             batch: samples in each.
-            crop: height and width, pixels; at most the images' side.
-            mirror: whether half of the samples are mirrored.
+            augmentation: what becomes of the images.
             order: which samples come in which minibatch; see `sparknet.loaders.orders.order_of`.
             tail: what becomes of an epoch's last samples; likewise.
             kept: how many of the newest minibatches must stay as they are.
@@ -115,63 +113,69 @@ class Share:
         Raises:
             ConfigError: crop is larger than the images, or the share smaller than a batch that it has to fill.
         """
-        check_crop(crop, self.side)
+        check_crop(augmentation.crop, self.side)
         indices_of = order_of(order, tail, samples=len(self), batch=batch, tau=count, key=(self.seed, self.number))
-        buffers = itertools.cycle([np.empty((batch, 3, crop, crop), np.uint8) for _ in range(kept)])
+        buffers = itertools.cycle([new_buffer(batch, augmentation.crop) for _ in range(kept)])
         for iteration, buffer in zip(range(first_iteration, first_iteration + count), buffers, strict=False):
-            yield self.minibatch(iteration, indices_of(iteration), crop=crop, mirror=mirror, out=buffer)
+            yield self.minibatch(iteration, indices_of(iteration), augmentation, buffer)
 
     def minibatch(
-        self, iteration: int, indices: np.ndarray, *, crop: int, mirror: bool, out: np.ndarray | None = None
+        self, iteration: int, indices: np.ndarray, augmentation: Augmentation, out: np.ndarray | None = None
     ) -> Minibatch:
         """Draw one minibatch of given samples.
 
         Args:
-            iteration: since the start of training; says how they are cropped and mirrored.
+            iteration: since the start of training; says what is chosen for them.
             indices: (n,) of images in the share.
-            crop: as for `minibatches`.
-            mirror: likewise.
+            augmentation: as for `minibatches`.
             out: as for `gather`.
 
         Raises:
             ConfigError: crop is larger than the images.
         """
-        check_crop(crop, self.side)
+        check_crop(augmentation.crop, self.side)
         rng = np.random.default_rng((self.seed, 3, self.number, iteration))
-        corners = rng.integers(0, self.side - crop + 1, (len(indices), 2))
-        mirrored = rng.random(len(indices)) < 0.5 if mirror else np.zeros(len(indices), bool)
-        images = self.gather(indices, corners, mirrored, crop, out)
-        return Minibatch(images, self.labels[indices], corners, mirrored)
+        choices = choose(rng, len(indices), self.side, augmentation)
+        images = self.gather(indices, choices, augmentation.crop, out)
+        return Minibatch(images, self.labels[indices], choices)
 
 
-def centre_crops(block: Block, batch: int, crop: int) -> Iterator[Minibatch]:
-    """Go through a block once, in order, for evaluation: centre crops, the last batch as short as it comes.
+def new_buffer(batch: int, crop: int) -> np.ndarray:
+    """Make memory for a minibatch's images: (batch, 3, crop, crop) uint8."""
+    return np.empty((batch, 3, crop, crop), np.uint8)
+
+
+def crops_to_score(block: Block, batch: int, crop: int, views: int = 1) -> Iterator[Minibatch]:
+    """Go through a block once, in order, for evaluation; the last batch is as short as it comes.
 
     Args:
         block: whose images.
         batch: samples in each minibatch.
         crop: height and width, pixels; at most the images' side.
+        views: crops of each image: 1, its centre; or 10, its corners and its centre, and the same mirrored (Krizhevsky
+            et al., "ImageNet Classification with Deep Convolutional Neural Networks", NIPS 2012, section 4.1).
+
+    Yields:
+        Minibatches of `views` crops for each sample, one after the other.
 
     Raises:
         ConfigError: crop is larger than the images.
     """
     check_crop(crop, block.side)
-    images = block.images().transpose(0, 3, 1, 2)
-    corner = (block.side - crop) // 2
-    window = slice(corner, corner + crop)
+    stored, end = open_stored(block), block.side - crop
+    places = [(end // 2, end // 2)]
+    if views == 10:
+        places = [(0, 0), (0, end), (end, 0), (end, end), *places] * 2
+    mirrored = np.arange(views) >= 5
     for start in range(0, len(block), batch):
-        crops = np.array(images[start : start + batch, :, window, window]).transpose(0, 2, 3, 1)
-        corners = np.full((len(crops), 2), corner, np.int64)
-        yield Minibatch(crops, block.labels[start : start + batch], corners, np.zeros(len(crops), bool))
-
-
-def check_crop(crop: int, side: int) -> None:
-    """Make sure that a crop fits.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    if not 1 <= crop <= side:
-        raise ConfigError(
-            f"crop must be from 1 to the images' side of {side} pixels, got {crop}; use another crop or side"
-        )
+        rows = range(start, min(start + batch, len(block)))
+        crops = np.empty((len(rows), views, 3, crop, crop), np.uint8)
+        for i, row in enumerate(rows):
+            image = stored.row(row)
+            for view, (top, left) in enumerate(places):
+                taken = image[:, top : top + crop, left : left + crop]
+                crops[i, view] = taken[:, :, ::-1] if mirrored[view] else taken
+        n = len(rows) * views
+        choices = Choices(np.tile(places, (len(rows), 1)), np.full((n, 2), crop), np.tile(mirrored, len(rows)))
+        images = crops.reshape(n, 3, crop, crop).transpose(0, 2, 3, 1)
+        yield Minibatch(images, block.labels[rows.start : rows.stop].repeat(views), choices)

@@ -29,6 +29,22 @@ def resize(image: np.ndarray, side: int) -> np.ndarray:
     return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 
 
+def resize_planes(image: np.ndarray, side: int) -> np.ndarray:
+    """Resize an image that lies plane by plane, as `resize` does.
+
+    Args:
+        image: (3, H, W) uint8; need not be contiguous. Left as it was.
+        side: height and width of the result, pixels.
+
+    Returns:
+        (3, side, side) uint8.
+    """
+    import torch
+
+    pixels = torch.from_numpy(image)[None]
+    return torch.nn.functional.interpolate(pixels, size=(side, side), mode="bilinear", antialias=True)[0].numpy()
+
+
 def planes(image: np.ndarray) -> np.ndarray:
     """Lay an image out plane by plane, as `sparknet.loaders.block` keeps it: red, green, blue.
 

@@ -1,7 +1,7 @@
 """A run's folder: what it was asked, where it stands, what it learned. No pickle: JSON and safetensors.
 
     RUN/config.json             settings, classes, and what the training set was
-    RUN/mean.safetensors        the mean image
+    RUN/mean.safetensors        the mean image or values; and the colour components, where the run shifts colours
     RUN/weights.safetensors     the newest checkpoint's weights, as a state_dict that plain PyTorch loads
     RUN/metrics.jsonl           a line a round
     RUN/bad_samples.jsonl       a line a bad sample
@@ -69,7 +69,7 @@ class Run:
     Attributes:
         settings: what it was asked.
         weights: averaged after the last round that was saved.
-        mean: (side, side, 3) float32, the training set's mean image; None where none is subtracted.
+        mean: (side, side, 3) or (3,) float32, the training set's mean image or values; None where none is subtracted.
     """
 
     settings: Settings
@@ -133,14 +133,21 @@ def saved_rounds(folder: Path) -> int:
     return next((int(path.name.removeprefix("round-")) for path in _folders(folder)), 0)
 
 
-def begin(settings: Settings, mean: np.ndarray | None, bad: Iterable[BadSample], out: Path) -> None:
+def begin(
+    settings: Settings,
+    mean: np.ndarray | None,
+    bad: Iterable[BadSample],
+    out: Path,
+    colour: np.ndarray | None = None,
+) -> None:
     """Make a run's folder, with all that is known before the first round.
 
     Args:
         settings: of the run.
-        mean: (side, side, 3) float32, the mean image; None where none is subtracted.
+        mean: (side, side, 3) or (3,) float32, the mean image or values; None where none is subtracted.
         bad: samples left out; a line of bad_samples.jsonl each.
         out: the folder.
+        colour: (3, 3) float32, the colour components, where the run shifts colours.
 
     Raises:
         RunError: it holds another run, or cannot be written.
@@ -152,8 +159,9 @@ def begin(settings: Settings, mean: np.ndarray | None, bad: Iterable[BadSample],
             out.mkdir(parents=True, exist_ok=True)
             lines = "".join(json.dumps(sample._asdict()) + "\n" for sample in bad)
             _write(out / _BAD, lines.encode())
-            if mean is not None:
-                _write(out / _MEAN, _pack({"mean": mean}))
+            pixels = {name: array for name, array in (("mean", mean), ("colour", colour)) if array is not None}
+            if pixels:
+                _write(out / _MEAN, _pack(pixels))
         save_settings(settings, out)
     except RunError:
         for name in (_BAD, _MEAN):
@@ -205,19 +213,21 @@ def load_settings(folder: Path) -> Settings:
         raise RunError(f"{folder / _CONFIG}: damaged: {type(error).__name__}: {error}") from error
 
 
-def load_mean(settings: Settings, folder: Path) -> np.ndarray | None:
-    """Read a run's mean image; None where it subtracts none.
+def load_pixels(settings: Settings, folder: Path) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Read a run's mean image or values, and its colour components; None each where it uses none.
 
     Raises:
-        RunError: it is missing or damaged.
+        RunError: they are missing or damaged.
     """
-    if not settings.config.subtract_mean:
-        return None
+    used = [settings.config.mean != "none", settings.config.pca_colour > 0]
+    if not any(used):
+        return None, None
     try:
-        mean: np.ndarray = _unpack((folder / _MEAN).read_bytes())["mean"]
+        pixels = _unpack((folder / _MEAN).read_bytes())
+        mean, colour = (pixels[name] if use else None for name, use in zip(("mean", "colour"), used, strict=True))
     except _DAMAGE as error:
         raise RunError(f"{folder / _MEAN}: damaged: {type(error).__name__}: {error}") from error
-    return mean
+    return mean, colour
 
 
 def load(folder: Path) -> Run:
@@ -233,7 +243,7 @@ def load(folder: Path) -> Run:
         weights = WeightCollection.from_arrays(_unpack((folder / _WEIGHTS).read_bytes()))
     except _DAMAGE as error:
         raise RunError(f"{folder / _WEIGHTS}: damaged: {type(error).__name__}: {error}") from error
-    return Run(settings=settings, weights=weights, mean=load_mean(settings, folder))
+    return Run(settings=settings, weights=weights, mean=load_pixels(settings, folder)[0])
 
 
 def save(checkpoint: Checkpoint, out: Path, keep: int) -> None:

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from sparknet.errors import ConfigError
+from sparknet.loaders.augment import Augmentation
 from sparknet.loaders.orders import Order, Tail
 
 Policy = Literal["fixed", "step", "exp", "inv", "multistep", "poly"]
 Momentum = Literal["kept", "reset", "averaged"]
+MeanMode = Literal["image", "channel", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +89,18 @@ class TrainConfig:
             with another K.
         tail: of an epoch: `carried`, `kept` or `dropped`; where None, kept with the order global, else carried.
         mirror: whether half of the training samples are mirrored.
-        subtract_mean: whether the training set's mean image is subtracted.
+        resized_crop: whether training samples are windows of random size and shape, resized to the crop; see
+            `sparknet.loaders.augment.Augmentation`.
+        pca_colour: standard deviation of the shifts of training samples' colours; likewise. AlexNet's is 0.1.
+        mean: what is subtracted: the training set's mean `image`, its mean by `channel`, `none`, or three values, red,
+            green, blue. A list is taken too.
+        bgr: whether the network's input is blue, green, red, as networks made with Caffe take it.
         scale: factor of the input, after the mean.
         prefetch: minibatches that a worker's background thread makes ahead of the network; 0 for none. No bit of the
             result depends on it.
         test_every: rounds between two evaluations; the last round is always followed by one.
-        test_batch: samples at once in an evaluation.
+        test_batch: crops at once in an evaluation.
+        test_crops: of each image in an evaluation: 1, its centre, or 10 (`sparknet.loaders.minibatch.crops_to_score`).
         checkpoint_every: rounds between two checkpoints; the last round is always followed by one.
         keep_checkpoints: how many of the newest to keep.
         threads: of torch in each worker. Part of the configuration, for it changes the bits of the result.
@@ -111,11 +119,15 @@ class TrainConfig:
     order: Order = "epoch"
     tail: Tail | None = None
     mirror: bool = False
-    subtract_mean: bool = True
+    resized_crop: bool = False
+    pca_colour: float = 0.0
+    mean: MeanMode | tuple[float, float, float] = "image"
+    bgr: bool = False
     scale: float = 1.0
     prefetch: int = 0
     test_every: int = 50
     test_batch: int = 100
+    test_crops: int = 1
     checkpoint_every: int = 50
     keep_checkpoints: int = 3
     threads: int = 1
@@ -147,6 +159,27 @@ class TrainConfig:
             self.tail,
         )
         _choice("device", self.device, ("cpu", "cuda", "auto"))
+        _check(self.test_crops in (1, 10), "test-crops must be 1 or 10", self.test_crops)
+        if isinstance(self.mean, str):
+            _choice("mean", self.mean, (*get_args(MeanMode), "or three values R,G,B"))
+        else:
+            object.__setattr__(self, "mean", tuple(self.mean))
+            _check(
+                len(self.mean) == 3 and all(0 <= value <= 255 for value in self.mean),
+                "mean values are three, for red, green and blue, from 0 to 255",
+                ",".join(map(str, self.mean)),
+            )
+        _check(
+            not (self.resized_crop and self.mean == "image"),
+            "a resized crop has no place in a mean image; with it, mean must be channel, none, or three values",
+            self.mean,
+        )
+        _ = self.augmentation  # checks its own
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """What becomes of a training image."""
+        return Augmentation(crop=self.crop, mirror=self.mirror, resized=self.resized_crop, colour=self.pca_colour)
 
     @property
     def epoch_tail(self) -> Tail:

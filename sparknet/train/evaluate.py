@@ -1,5 +1,6 @@
 """Top-1 and top-5 over every image of a set. In: weights and blocks. Out: scores."""
 
+import math
 from dataclasses import dataclass
 from functools import partial, reduce
 
@@ -8,10 +9,11 @@ import torch
 from pyspark import Broadcast
 
 from sparknet.errors import ConfigError, LabelError
+from sparknet.loaders.augment import check_crop
 from sparknet.loaders.block import Block
 from sparknet.loaders.blocks import Blocks
 from sparknet.loaders.convert import ToTensor
-from sparknet.loaders.minibatch import centre_crops, check_crop
+from sparknet.loaders.minibatch import crops_to_score
 from sparknet.session import readable_errors
 from sparknet.tensor.weights import WeightCollection
 from sparknet.train.config import TrainConfig
@@ -62,7 +64,7 @@ def evaluate(
     Args:
         blocks: the set.
         weights: of the network.
-        mean: (side, side, 3) float32, the training set's mean image; None to subtract nothing.
+        mean: (side, side, 3) or (3,) float32, the training set's mean image or values; None to subtract nothing.
         config: of the run that made the weights.
         classes: number of the network's outputs.
 
@@ -70,7 +72,8 @@ def evaluate(
         LabelError: the set has more classes.
         ConfigError: the images' side is not the mean's, the crop is larger, or the weights are another network's.
     """
-    check_set(blocks, classes=classes, crop=config.crop, side=blocks.side if mean is None else len(mean))
+    side = len(mean) if mean is not None and mean.ndim == 3 else blocks.side
+    check_set(blocks, classes=classes, crop=config.crop, side=side)
     sent = blocks.rdd.context.broadcast((weights.flat, mean))
     try:
         task = partial(_score_task, sent=sent, config=config, classes=classes)
@@ -101,7 +104,9 @@ def check_set(blocks: Blocks, *, classes: int, crop: int, side: int) -> None:
 
 
 def score_block(net: Net, block: Block, mean: np.ndarray | None, config: TrainConfig) -> Scores:
-    """Score a network on every image of a block: evaluation mode, centre crops, the last batch as short as it is.
+    """Score a network on every image of a block: evaluation mode, the last batch as short as it is.
+
+    Of an image's views its probabilities are averaged.
 
     Args:
         net: with its weights set.
@@ -110,11 +115,13 @@ def score_block(net: Net, block: Block, mean: np.ndarray | None, config: TrainCo
         config: of the run.
     """
     torch.set_num_threads(config.threads)
-    to_tensor = ToTensor(mean, config.scale, net.device, net.channels_last)
-    total = Scores()
-    for batch in centre_crops(block, config.test_batch, config.crop):
+    to_tensor = ToTensor(mean, config.scale, net.device, net.channels_last, bgr=config.bgr)
+    total, views = Scores(), config.test_crops
+    for batch in crops_to_score(block, max(config.test_batch // views, 1), config.crop, views):
         scores = net.forward(to_tensor(batch))
-        labels = torch.from_numpy(batch.labels).to(net.device)
+        if views > 1:
+            scores = scores.log_softmax(1).view(-1, views, scores.shape[1]).logsumexp(1) - math.log(views)
+        labels = torch.from_numpy(batch.labels[::views].copy()).to(net.device)
         best = scores.topk(min(5, scores.shape[1]), dim=1).indices == labels[:, None]
         total += Scores(
             samples=len(labels),

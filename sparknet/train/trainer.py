@@ -17,8 +17,8 @@ from pyspark import SparkContext
 from torch import nn
 
 from sparknet.errors import ConfigError, DivergedError
+from sparknet.loaders.augment import check_crop
 from sparknet.loaders.blocks import Blocks
-from sparknet.loaders.minibatch import check_crop
 from sparknet.session import worker_slots
 from sparknet.train import checkpoint
 from sparknet.train.config import TrainConfig
@@ -133,14 +133,16 @@ def train(
     if resume:
         if out is None:
             raise ConfigError("there is no folder to resume from; give out")
-        start, mean = _resumed(settings, start, out)
+        start, mean, colour = _resumed(settings, start, out)
     else:
         if config.order != "global":
             _check_batch(config.batch, train_set, config.workers)
-        mean = train_set.mean_image() if config.subtract_mean else None
+        mean = _mean(train_set, config)
+        colour = train_set.colour_components() if config.pca_colour else None
         if out is not None:
-            checkpoint.begin(settings, mean, train_set.ledger.bad + (val_set.ledger.bad if val_set else ()), out)
-    exchange: Exchange = SparkExchange(train_set, config, mean)
+            bad = train_set.ledger.bad + (val_set.ledger.bad if val_set else ())
+            checkpoint.begin(settings, mean, bad, out, colour)
+    exchange: Exchange = SparkExchange(train_set, config, mean, colour)
     try:
         end = _rounds(exchange, start, config, val_set, out, on_round)
     finally:
@@ -181,6 +183,16 @@ def check_fits(config: TrainConfig, sc: SparkContext, *, classes: int, side: int
             "use fewer workers, or a master with more slots"
         )
     return build(config.net, classes, config.crop, config.seed)
+
+
+def _mean(train_set: Blocks, config: TrainConfig) -> np.ndarray | None:
+    """What is to be subtracted, in grey levels: (side, side, 3) or (3,) float32."""
+    if config.mean == "none":
+        return None
+    if not isinstance(config.mean, str):
+        return np.array(config.mean, np.float32)
+    image = train_set.mean_image()
+    return image if config.mean == "image" else image.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
 
 
 def _check_batch(batch: int, train_set: Blocks, workers: int) -> None:
@@ -252,10 +264,10 @@ def _to_send(state: checkpoint.Checkpoint, start: checkpoint.Checkpoint, config:
 
 def _resumed(
     settings: checkpoint.Settings, fresh: checkpoint.Checkpoint, out: Path
-) -> tuple[checkpoint.Checkpoint, np.ndarray | None]:
+) -> tuple[checkpoint.Checkpoint, np.ndarray | None, np.ndarray | None]:
     """Take up a run where its newest whole checkpoint is; at its start where there is none."""
     began = checkpoint.load_settings(out)
-    free = {"rounds", "test_every", "checkpoint_every", "keep_checkpoints", "prefetch"}
+    free = {"rounds", "test_every", "test_crops", "checkpoint_every", "keep_checkpoints", "prefetch"}
     if began.config.order == "global" and began.config.momentum_mode != "kept":
         free.add("workers")
     now = _by_name(settings.config)
@@ -283,7 +295,7 @@ def _resumed(
         # A run that was killed between writing its last checkpoint and these would never write them again.
         checkpoint.save_weights(found.weights, out)
     checkpoint.save_settings(dataclasses.replace(settings, origin=began.origin), out)
-    return state, checkpoint.load_mean(began, out)
+    return state, *checkpoint.load_pixels(began, out)
 
 
 def _by_name(config: TrainConfig) -> dict[str, object]:

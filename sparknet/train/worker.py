@@ -51,6 +51,7 @@ def train_round(
     round_number: int,
     config: TrainConfig,
     mean: np.ndarray | None,
+    colour: np.ndarray | None = None,
 ) -> Outcome:
     """Take tau iterations of SGD on a share.
 
@@ -61,20 +62,22 @@ def train_round(
         momentum: flat velocity to start from; zeros where None.
         round_number: from 0; says which minibatches come and at which rates.
         config: of the run.
-        mean: (side, side, 3) float32, the mean image; None to subtract nothing.
+        mean: (side, side, 3) or (3,) float32, the mean image or values; None to subtract nothing.
+        colour: (3, 3) float32, the set's components (`Blocks.colour_components`), where the run shifts colours.
     """
     torch.set_num_threads(config.threads)
     torch.manual_seed(_torch_seed(config.seed, share.number, round_number))
     net.set_weights(weights)
     net.set_momentum(momentum)
-    to_tensor = ToTensor(mean, config.scale, net.device, net.channels_last, kept=config.prefetch + 1)
+    to_tensor = ToTensor(
+        mean, config.scale, net.device, net.channels_last, kept=config.prefetch + 1, bgr=config.bgr, colour=colour
+    )
     first = round_number * config.tau
     batches = share.minibatches(
         first,
         config.tau,
         batch=config.batch,
-        crop=config.crop,
-        mirror=config.mirror,
+        augmentation=config.augmentation,
         order=config.order,
         tail=config.epoch_tail,
     )

@@ -8,7 +8,8 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
-from pyspark import SparkContext
+from py4j.protocol import Py4JError
+from pyspark import RDD, SparkContext
 from rich.filesize import decimal
 
 from sparknet import scratch
@@ -26,7 +27,7 @@ from sparknet.loaders.preprocess import resize
 from sparknet.loaders.samples import BadLimit, BadSample, Image, Ledger, Samples, decode_samples, read_samples
 from sparknet.loaders.stored import forget_removed, open_stored
 from sparknet.scratch import Room, local_path
-from tests.sets import SYNSETS, TinySet, jpeg, tar_bytes
+from tests.sets import SYNSETS, TinySet, encode, jpeg, tar_bytes
 
 SIDE = 24
 
@@ -128,6 +129,47 @@ def test_the_mean_image_is_exact(samples: Samples, blocks: Blocks) -> None:
     mean = blocks.mean_image()
     assert mean.dtype == np.float32
     assert np.array_equal(mean, images.mean(axis=0, dtype=np.float64).astype(np.float32))
+
+
+def test_the_colour_components_are_those_of_all_pixels(samples: Samples, blocks: Blocks) -> None:
+    images = np.stack([resize(decode(sample.data), SIDE) for sample in samples.rdd.collect()])
+    covariance = np.cov(images.reshape(-1, 3).T / 255, bias=True)
+    found = blocks.colour_components()
+    assert found.shape == (3, 3)
+    assert found.dtype == np.float32
+    values = np.linalg.eigvalsh(covariance)
+    for value, column in zip(values, found.T / 255, strict=True):
+        assert np.linalg.norm(column) == pytest.approx(value, rel=1e-4)
+        assert np.allclose(covariance @ column, value * column, rtol=1e-3, atol=1e-7)
+    assert (found.sum(axis=0) > 0).all()
+
+
+def test_jpegs_take_less_room_and_are_made_again_to_the_bit(sc: SparkContext, tmp_path: Path, elsewhere: Path) -> None:
+    gradient = np.linspace(0, 250, 64 * 64 * 3).astype(np.uint8).reshape(64, 64, 3)
+    members = {f"{i}.JPEG": encode(gradient + i, "JPEG") for i in range(5)}
+    url = write_tar(tmp_path, members)
+    blocks = cache(read_samples(sc, url, labels=labels_of(members)).shuffled(1, 2), 64, quality=90)
+    raw = cache(read_samples(sc, url, labels=labels_of(members)).shuffled(1, 2), 64)
+    for block, whole in zip(blocks.handles, raw.handles, strict=True):
+        assert block.labels.tolist() == whole.labels.tolist()
+        size = Path(block.path).stat().st_size
+        assert size == block.length
+        images = block.images().copy()
+        assert np.abs(images.astype(int) - whole.images()).mean() < 3
+        assert (images != whole.images()).any()
+        sums = 64 * 64 * 3 * 4
+        assert size - sums < (whole.length - sums) / 5
+        delete(block)
+        assert np.array_equal(block.images(), images)
+        assert [path.stat().st_size for path in elsewhere.glob(block.name)] == [size]
+    every = np.concatenate([block.images() for block in blocks.handles])
+    assert np.array_equal(blocks.mean_image(), every.mean(axis=0, dtype=np.float64).astype(np.float32))
+
+
+@pytest.mark.parametrize("quality", [0, 101, -5])
+def test_a_quality_that_is_none(samples: Samples, quality: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^the quality of cached JPEGs is from 1 to 100, got {quality}$"):
+        cache(samples, SIDE, quality=quality)
 
 
 def test_bad_samples_are_named_and_the_good_ones_stay(sc: SparkContext, tmp_path: Path) -> None:
@@ -348,6 +390,25 @@ def test_a_pass_that_fails_leaves_no_file(sc: SparkContext, tmp_path: Path, monk
     with pytest.raises(SampleError):
         cache(samples, SIDE, max_bad=0.09)
     assert files_of(sc, name.hex[:12]) == []
+
+
+def test_a_pass_that_is_interrupted_waits_for_nothing(samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where py4j, at handling Ctrl-C, fails, and says that instead."""
+
+    def interrupted(_: RDD[Block]) -> list[Block]:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise Py4JError("the connection is gone")  # noqa: B904
+
+    def too_late(*_: object) -> None:
+        pytest.fail("the tasks still run")
+
+    monkeypatch.setattr(RDD, "collect", interrupted)
+    monkeypatch.setattr(RDD, "unpersist", too_late)
+    monkeypatch.setattr(blocks_module, "remove_everywhere", too_late)
+    with pytest.raises(Py4JError):
+        cache(samples, SIDE)
 
 
 def test_a_limit_in_bytes(sc: SparkContext, samples: Samples) -> None:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from sparknet.loaders.augment import Augmentation, Choices
 from sparknet.loaders.convert import ToTensor
-from sparknet.loaders.minibatch import Minibatch, centre_crops
-from tests.loaders.test_minibatch import SIDE, draw, images_of, share_of, write_block
+from sparknet.loaders.minibatch import Minibatch, crops_to_score
+from tests.loaders.test_minibatch import SIDE, draw, images_of, kept, share_of, write_block
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def naive(batch: Minibatch, mean: np.ndarray | None, scale: float) -> np.ndarray
     """What `ToTensor` must give, an image at a time. Mean is (side, side, 3)."""
     out = []
     crop = batch.images.shape[1]
-    for image, (top, left), mirrored in zip(batch.images, batch.corners, batch.mirrored, strict=True):
+    for image, (top, left), mirrored in zip(batch.images, batch.choices.corners, batch.choices.mirrored, strict=True):
         x = image.astype(np.float64)
         if mean is not None:
             window = mean[top : top + crop, left : left + crop]
@@ -63,14 +64,53 @@ def test_the_mean_of_a_crop_s_place_is_mirrored_with_it() -> None:
             batch = Minibatch(
                 images=np.ascontiguousarray(taken[:, :, ::-1] if mirrored else taken),
                 labels=np.zeros(1, np.int64),
-                corners=np.array([[top, left]]),
-                mirrored=np.array([mirrored]),
+                choices=Choices(np.array([[top, left]]), np.full((1, 2), 6), np.array([mirrored])),
             )
             assert to_tensor(batch).abs().max() == 0
 
 
-def test_the_centre_of_the_mean_is_taken_for_centre_crops(folder: Path) -> None:
+def test_the_centre_of_the_mean_is_taken_for_crops_to_score(folder: Path) -> None:
     mean = np.random.default_rng(3).uniform(0, 255, (SIDE, SIDE, 3)).astype(np.float32)
     to_tensor = ToTensor(mean, 1)
-    for batch in centre_crops(write_block(folder, range(5)), 2, 7):
+    for batch in crops_to_score(write_block(folder, range(5)), 2, 7):
         np.testing.assert_allclose(to_tensor(batch).numpy(), naive(batch, mean, 1), rtol=1e-6, atol=1e-6)
+
+
+MEANS = {
+    "image": np.random.default_rng(3).uniform(0, 255, (SIDE, SIDE, 3)).astype(np.float32),
+    "values": np.array([123.5, 117, 104], np.float32),
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("mean", [*MEANS])
+@pytest.mark.parametrize("bgr", [True, False])
+@pytest.mark.parametrize("shifted", [True, False])
+def test_means_orders_of_channels_and_shifts_of_colour(
+    folder: Path, shifted: bool, bgr: bool, mean: str, channels_last: bool
+) -> None:
+    components = np.random.default_rng(4).uniform(-20, 50, (3, 3)).astype(np.float32)
+    subtracted = MEANS[mean]
+    to_tensor = ToTensor(subtracted, 0.017, "cpu", channels_last, bgr=bgr, colour=components)
+    whole = None if subtracted is None else np.broadcast_to(subtracted, (SIDE, SIDE, 3))
+    how = Augmentation(crop=7, mirror=True, colour=0.5 if shifted else 0)
+    for batch in kept(share_of(folder, 9).minibatches(0, 3, batch=9, augmentation=how)):
+        x = to_tensor(batch)
+        assert x.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+        expected = naive(batch, whole, 1)
+        if shifted:
+            assert batch.choices.colour is not None
+            expected += np.einsum("cp,np->nc", components.astype(float), batch.choices.colour)[:, :, None, None]
+        expected = expected[:, ::-1] if bgr else expected
+        np.testing.assert_allclose(x.numpy(), expected * 0.017, rtol=1e-5, atol=1e-5)
+        at_once = to_tensor._all_at_once(torch.from_numpy(batch.images).permute(0, 3, 1, 2), batch)
+        assert torch.equal(at_once, x)
+        assert at_once.stride() == x.stride()
+
+
+def test_shifts_without_components_are_an_error(folder: Path) -> None:
+    how = Augmentation(crop=7, colour=0.1)
+    [batch] = kept(share_of(folder, 3).minibatches(0, 1, batch=2, augmentation=how))
+    with pytest.raises(ValueError, match="give the set's components"):
+        ToTensor(None, 1)(batch)

@@ -9,12 +9,13 @@ from pyspark import SparkContext
 from torch.utils.data import DataLoader
 
 from sparknet.errors import ConfigError
+from sparknet.loaders.augment import Augmentation
 from sparknet.loaders.block import Block
 from sparknet.loaders.blocks import Blocks
 from sparknet.loaders.dataset import MinibatchDataset, minibatch_rdd
 from sparknet.loaders.minibatch import Share
 from sparknet.loaders.orders import Tail
-from tests.loaders.test_minibatch import SIDE, images_of, kept, write_block
+from tests.loaders.test_minibatch import SIDE, images_of, kept, same, write_block
 from tests.train.test_evaluate import blocks_of
 
 
@@ -32,7 +33,7 @@ def labels_of(loader: Any) -> list[int]:
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
 def test_each_sample_once_an_epoch_whatever_the_number_of_workers(handles: list[Block], workers: int) -> None:
-    dataset = MinibatchDataset(handles, batch=4, crop=SIDE)
+    dataset = MinibatchDataset(handles, batch=4, augmentation=Augmentation(crop=SIDE))
     orders = []
     for epoch in range(2):
         dataset.set_epoch(epoch)
@@ -47,7 +48,7 @@ def test_each_sample_once_an_epoch_whatever_the_number_of_workers(handles: list[
 
 
 def test_the_same_epoch_is_the_same(handles: list[Block]) -> None:
-    dataset = MinibatchDataset(handles, batch=4, crop=6, mirror=True, seed=3)
+    dataset = MinibatchDataset(handles, batch=4, augmentation=Augmentation(crop=6, mirror=True), seed=3)
     once, again = list(dataset), list(dataset)
     for (images, labels), (others, other_labels) in zip(once, again, strict=True):
         assert torch.equal(images, others)
@@ -58,24 +59,24 @@ def test_the_same_epoch_is_the_same(handles: list[Block]) -> None:
     ("batch", "tail", "sizes"), [(4, "kept", [4, 4, 4, 3]), (4, "dropped", [4] * 3), (16, "dropped", [])]
 )
 def test_the_tail_of_an_epoch(handles: list[Block], batch: int, tail: Tail, sizes: list[int]) -> None:
-    found = list(MinibatchDataset(handles, batch=batch, crop=6, tail=tail))
+    found = list(MinibatchDataset(handles, batch=batch, augmentation=Augmentation(crop=6), tail=tail))
     assert [len(labels) for _, labels in found] == sizes
 
 
 def test_a_dataset_that_cannot_be(handles: list[Block]) -> None:
     with pytest.raises(ConfigError, match=r"^the tail of a dataset's epoch is kept or dropped"):
-        MinibatchDataset(handles, batch=4, crop=6, tail="carried")
+        MinibatchDataset(handles, batch=4, augmentation=Augmentation(crop=6), tail="carried")
     with pytest.raises(ConfigError, match=r"^a dataset needs an image, and the blocks have none$"):
-        MinibatchDataset(handles[1:2], batch=4, crop=6)
+        MinibatchDataset(handles[1:2], batch=4, augmentation=Augmentation(crop=6))
 
 
 def test_an_rdd_gives_what_the_workers_of_a_training_draw(sc: SparkContext, handles: list[Block]) -> None:
     blocks: Blocks = blocks_of(sc, handles, classes=15)
-    how: dict[str, Any] = {"batch": 4, "crop": 6, "mirror": True}
+    how: dict[str, Any] = {"batch": 4, "augmentation": Augmentation(crop=6, mirror=True)}
     found = minibatch_rdd(blocks, 2, 3, 5, seed=1, **how).glom().collect()
     for worker, batches in enumerate(found):
         expected = kept(Share(handles[worker::2], 1, worker).minibatches(3, 5, **how))
         for one, other in zip(batches, expected, strict=True):
-            assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+            assert same(one, other)
     with pytest.raises(ConfigError, match="4 workers, but only 3 would get any of the 15 images"):
         minibatch_rdd(blocks, 4, 0, 1, **how)

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparknet.errors import ConfigError
+from sparknet.loaders.augment import Augmentation
 from sparknet.loaders.elastic import VIRTUAL_PARTITIONS, GlobalOrder, GlobalShare, Turn, partition_sizes
 from sparknet.loaders.minibatch import Minibatch
 from sparknet.loaders.orders import Tail, epochs
-from tests.loaders.test_minibatch import SIDE, images_of, kept, write_block
+from tests.loaders.test_minibatch import SIDE, images_of, kept, same, write_block
 
 sizes = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
 rounds = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 5)), min_size=1, max_size=20)
@@ -94,16 +95,15 @@ def test_a_worker_draws_its_turns(tmp_path: Path) -> None:
         found: list[tuple[Turn, Minibatch]] = []
         for worker, turns in enumerate(order.deal(0, workers, len(order) // workers + 1)):
             batches = GlobalShare(blocks, turns, 1, worker).minibatches(
-                99, len(turns), batch=3, crop=SIDE, mirror=True, tail="kept"
+                99, len(turns), batch=3, augmentation=Augmentation(crop=SIDE, mirror=True), tail="kept"
             )
             found += zip(turns, kept(batches), strict=True)
         drawn[workers] = dict(found)
     for turn, batch in drawn[1].items():
         expected = images_of(range(12))[batch.labels]
-        flags = batch.mirrored[:, None, None, None]
+        flags = batch.choices.mirrored[:, None, None, None]
         assert np.array_equal(batch.images, np.where(flags, expected[:, :, ::-1], expected))
         if turn in drawn[2]:  # cropped and mirrored alike, whoever draws it
-            other = drawn[2][turn]
-            assert all(np.array_equal(one, two) for one, two in zip(batch, other, strict=True))
+            assert same(batch, drawn[2][turn])
     labels = [label for place in range(len(order)) for label in drawn[1][order.turn(place)].labels.tolist()]
     assert sorted(labels) == [*range(12)]

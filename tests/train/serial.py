@@ -79,7 +79,7 @@ def plain_sgd(blocks: list[Block], config: TrainConfig, mean: np.ndarray | None)
     after = []
     iterations = config.rounds * config.tau
     share = Share(blocks, config.seed, 0)
-    batches = share.minibatches(0, iterations, batch=config.batch, crop=config.crop, mirror=config.mirror)
+    batches = share.minibatches(0, iterations, batch=config.batch, augmentation=config.augmentation)
     for iteration, minibatch in enumerate(batches):
         x = ToTensor(mean, config.scale)(minibatch)
         loss = torch.nn.functional.cross_entropy(module(x), torch.from_numpy(minibatch.labels))

@@ -41,7 +41,7 @@ def settings_of(config: TrainConfig = CONFIG) -> Settings:
 
 def mean_of(config: TrainConfig = CONFIG) -> np.ndarray | None:
     rng = np.random.default_rng(1)
-    return rng.uniform(0, 255, (16, 16, 3)).astype(np.float32) if config.subtract_mean else None
+    return rng.uniform(0, 255, (16, 16, 3)).astype(np.float32) if config.mean == "image" else None
 
 
 def checkpoint_of(
@@ -95,7 +95,7 @@ def saved(tmp_path: Path) -> Path:
 
 CONFIGS = {
     "batchnorm": CONFIG,
-    "no mean": replace(CONFIG, subtract_mean=False),
+    "no mean": replace(CONFIG, mean="none"),
     "float64": replace(CONFIG, net="tests.train.networks:Wide"),
     "tied": replace(CONFIG, net="tests.train.networks:Tied"),
     "defaults": TrainConfig(net="lenet", crop=28),

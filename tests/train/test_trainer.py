@@ -135,7 +135,7 @@ def test_an_evaluation_that_falls_on_the_last_round_comes_once(
 
 
 def test_without_a_validation_set_there_are_no_scores_but_a_run(train_blocks: Blocks, tmp_path: Path) -> None:
-    config = replace(CONFIG, rounds=2, subtract_mean=False)
+    config = replace(CONFIG, rounds=2, mean="none")
     result, seen = trained(train_blocks, None, config, tmp_path / "run")
     assert result.scores is None
     assert [metrics.top1 for metrics in seen] == [None, None]

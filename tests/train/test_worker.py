@@ -105,7 +105,7 @@ def test_a_round_is_the_steps_of_a_net_on_the_minibatches_of_its_iterations(shar
     weights = net.get_weights().flat.copy()
     losses, images = [], 0
     # Round 3, the fourth, has iterations 12 to 15: the rate drops in its middle.
-    for i, batch in enumerate(share.minibatches(12, 4, batch=5, crop=12, mirror=True)):
+    for i, batch in enumerate(share.minibatches(12, 4, batch=5, augmentation=CONFIG.augmentation)):
         x = ToTensor(mean, config.scale)(batch)
         losses.append(float(net.step(x, torch.from_numpy(batch.labels), 12 + i)))
         images += len(x)

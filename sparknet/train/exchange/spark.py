@@ -27,6 +27,7 @@ from sparknet.train.worker import replica, train_round
 # A result is pickled piece by piece; large pieces are copied more often on their way through the JVM.
 _PIECE_BYTES = 8 * 1024 * 1024
 
+_Pixels = tuple[np.ndarray | None, np.ndarray | None]
 _Sent = tuple[np.ndarray, tuple[np.ndarray, ...]]
 
 
@@ -36,19 +37,22 @@ class SparkExchange:
     Args:
         blocks: the training set.
         config: of the run.
-        mean: (side, side, 3) float32, the mean image; None to subtract nothing.
+        mean: (side, side, 3) or (3,) float32, the mean image or values; None to subtract nothing.
+        colour: (3, 3) float32, the set's colour components, where the run shifts colours.
 
     Raises:
         ConfigError: a worker would have no image, or an epoch no minibatch.
     """
 
-    def __init__(self, blocks: Blocks, config: TrainConfig, mean: np.ndarray | None) -> None:
+    def __init__(
+        self, blocks: Blocks, config: TrainConfig, mean: np.ndarray | None, colour: np.ndarray | None = None
+    ) -> None:
         self._config, self._mean = config, mean
         self._classes = len(blocks.class_names)
         self._shares = blocks.shares(config.workers)
         self._run_id = uuid.uuid4().hex[:12]
         # The same in every round: it is sent once, and stays on the executors.
-        self._mean_sent: Broadcast[np.ndarray | None] = self._shares.context.broadcast(mean)
+        self._pixels_sent: Broadcast[_Pixels] = self._shares.context.broadcast((mean, colour))
         # With one order for all, a worker may draw from any block.
         self._order: GlobalOrder | None = None
         self._whole_set = blocks.sent
@@ -71,7 +75,7 @@ class SparkExchange:
             task = partial(
                 _train_task,
                 sent=sent,
-                mean_sent=self._mean_sent,
+                pixels_sent=self._pixels_sent,
                 round_number=round_number,
                 config=self._config,
                 classes=self._classes,
@@ -101,7 +105,7 @@ class SparkExchange:
     def close(self) -> None:
         """Let Spark forget the mean. Files of kept momentum go with the executors' local directories."""
         if self._open:  # a broadcast cannot be destroyed twice
-            self._mean_sent.destroy()
+            self._pixels_sent.destroy()
             self._open = False
 
 
@@ -109,7 +113,7 @@ def _train_task(
     worker: int,
     shares: Iterable[list[Block]],
     sent: Broadcast[_Sent],
-    mean_sent: Broadcast[np.ndarray | None],
+    pixels_sent: Broadcast[_Pixels],
     round_number: int,
     config: TrainConfig,
     classes: int,
@@ -132,7 +136,7 @@ def _train_task(
         share = Share(blocks, config.seed, worker)
     else:
         share = GlobalShare(whole_set.value, turns[worker], config.seed, worker)
-    outcome = train_round(replica(config, classes), share, weights, momentum, round_number, config, mean_sent.value)
+    outcome = train_round(replica(config, classes), share, weights, momentum, round_number, config, *pixels_sent.value)
     if config.momentum_mode == "kept":
         # Written for the next round; this round's stays, for the case that this task is tried again.
         with written_whole(_momentum_path(run_id, worker, round_number + 1)) as file:

@@ -14,7 +14,7 @@ PUBLISHED = TrainConfig(
     crop=28,
     batch=64,
     solver=SolverConfig(base_lr=0.01, momentum=0.9, weight_decay=0.0005, policy="inv", gamma=0.0001, power=0.75),
-    subtract_mean=False,
+    mean="none",
     scale=1 / 256,
 )
 

@@ -35,10 +35,10 @@ def test_the_settings_that_come_with_each() -> None:
     quick, lenet = published("cifar10_quick"), published("lenet")
     # Caffe: examples/cifar10/cifar10_quick_solver.prototxt, examples/mnist/lenet_solver.prototxt
     assert (quick.solver.base_lr, quick.solver.momentum, quick.solver.weight_decay) == (0.001, 0.9, 0.004)
-    assert (quick.solver.policy, quick.batch, quick.crop, quick.subtract_mean) == ("fixed", 100, 32, True)
+    assert (quick.solver.policy, quick.batch, quick.crop, quick.mean) == ("fixed", 100, 32, "image")
     assert (lenet.solver.base_lr, lenet.solver.momentum, lenet.solver.weight_decay) == (0.01, 0.9, 0.0005)
     assert (lenet.solver.policy, lenet.solver.gamma, lenet.solver.power) == ("inv", 0.0001, 0.75)
-    assert (lenet.batch, lenet.crop, lenet.scale, lenet.subtract_mean) == (64, 28, 0.00390625, False)
+    assert (lenet.batch, lenet.crop, lenet.scale, lenet.mean) == (64, 28, 0.00390625, "none")
     assert published("my.own:net") == TrainConfig(net="my.own:net")
 
 
