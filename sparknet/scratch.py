@@ -117,11 +117,15 @@ class Room:
         limit_bytes: the most for all files of the executor; as much as there is where None.
         files: of the set, of about the same length.
         hosts: that they are written on, as far as is known.
+        what: is in them; for a person.
+        less: how it could take less; for a person.
     """
 
     limit_bytes: int | None = None
     files: int = 1
     hosts: int = 1
+    what: str = "images"
+    less: str = "use --cache jpeg or a smaller --side"
 
     def check(self, path: Path, prefix: str, need_bytes: int) -> None:
         """Make sure, before a file is written, that there is room for it; and on a single host for the whole set.
@@ -137,7 +141,7 @@ class Room:
         """
         written = sum(_sizes(f"{prefix}*")) if self.hosts == 1 else 0
         rest = max(self.files * need_bytes - written, need_bytes) if self.hosts == 1 else need_bytes
-        self._check(path, rest, f"the images need about {decimal(rest + written)}")
+        self._check(path, rest, f"the {self.what} need about {decimal(rest + written)}")
 
     def check_rest(self, path: Path, need_bytes: int) -> None:
         """Make sure that there is still room, while a file is written.
@@ -149,7 +153,7 @@ class Room:
         Raises:
             SessionError, ConfigError: as for `check`.
         """
-        self._check(path, need_bytes, f"this partition's images need another {decimal(need_bytes)} at least")
+        self._check(path, need_bytes, f"this partition's {self.what} need another {decimal(need_bytes)} at least")
 
     def _check(self, path: Path, need_bytes: int, need: str) -> None:
         there = next(folder for folder in path.parents if folder.exists())
@@ -157,12 +161,12 @@ class Room:
         if need_bytes > free:
             raise SessionError(
                 f"{path.parent}: {decimal(free)} free, but {need}; make room there, let Spark's local directory "
-                "(spark.local.dir, SPARK_LOCAL_DIRS) lie on a larger disk, or use a smaller --side"
+                f"(spark.local.dir, SPARK_LOCAL_DIRS) lie on a larger disk, or {self.less}"
             )
         if self.limit_bytes is not None and need_bytes + (used := sum(_sizes("*"))) > self.limit_bytes:
             raise ConfigError(
                 f"the cache may take {decimal(self.limit_bytes)} on a host and has {decimal(used)}, but {need}; raise "
-                "--cache-limit-gb, or use a smaller --side"
+                f"--cache-limit-gb, or {self.less}"
             )
 
 

@@ -170,13 +170,29 @@ TABLE = {
         says="3 workers, but the master local[2,4] runs 2 tasks at a time; use fewer workers, or a master ..."),
     "more workers than images": Mistake(
         words=OWN_TRAIN + " --workers 2", files=(("own.tar", ONE_IMAGE),),
-        says="{tmp}/own.tar: 2 workers, but only 1 would get any of the 1 images; use fewer workers"),
+        says="{tmp}/own.tar: 2 workers, but only 1 would get any of the 1 samples; use fewer workers"),
     "a batch above a share": Mistake(
         words=TRAIN + " --workers 2 --batch 40",
         says="batch 40, but worker ... has a share of 31 images; use a batch of 31 or less, or fewer workers"),
     "images smaller than the crop": Mistake(
         words=TRAIN + " --crop 20",
         says="crop must be from 1 to the images' side of 16 pixels, got 20; use another crop or side"),
+    "two mean values": Mistake(
+        words=TRAIN + " --mean 1,2",
+        says="mean values are three, for red, green and blue, from 0 to 255, got 1.0,2.0"),
+    "a mean of no kind": Mistake(
+        words=TRAIN + " --mean median",
+        says="mean must be one of image, channel, none, or three values R,G,B, got median"),
+    "a mean value that is no number": Mistake(
+        words=TRAIN + " --mean 1,x,2", says="--mean takes image, channel, none, or three values R,G,B, got 1,x,2"),
+    "a resized crop and a mean image": Mistake(
+        words=TRAIN + " --random-resized-crop",
+        says="a resized crop has no place in a mean image; with it, mean must be channel, none, or three values, got "
+        "image"),
+    "a negative shift of colour": Mistake(
+        words=TRAIN + " --pca-colour -1", says="pca-colour must be finite and not negative, got -1.0"),
+    "five crops": Mistake(words=TRAIN + " --test-crops 5", says="test-crops must be 1 or 10, got 5"),
+    "a cache of no kind": Mistake(words=TRAIN + " --cache zip", says="--cache must be raw or jpeg, got zip"),
     "a device that is not there": Mistake(
         words=TRAIN + " --device cuda",
         says="device cuda: torch finds no CUDA device in the worker; use --device cpu"),
@@ -271,7 +287,8 @@ def mounted(path: Path, size: int) -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["umount", path], check=True)
+        # Lazily: a Python worker of Spark's may outlive its command by a moment, with a file open there.
+        subprocess.run(["umount", "--lazy", path], check=True)
 
 
 def without_roots_rights() -> None:

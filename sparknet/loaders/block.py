@@ -159,7 +159,7 @@ class Block(Handle):
             SourceError, DecodeError: the source no longer gives what it gave.
             SessionError: the file cannot be written.
         """
-        planar: np.ndarray = open_stored(self).rows(len(self)).view()
+        planar: np.ndarray = open_stored(self).rows(np.arange(len(self)))[:].view()
         planar.setflags(write=False)
         return planar.transpose(0, 2, 3, 1)
 

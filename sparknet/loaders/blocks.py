@@ -4,50 +4,33 @@ In: an RDD of samples. Out: blocks, one for each of its partitions, whose handle
 `sparknet.loaders.block`.
 """
 
-import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
 
 import numpy as np
-from pyspark import RDD, Broadcast, SparkContext, StorageLevel
 
-from sparknet.errors import ConfigError, is_interruption
+from sparknet.errors import ConfigError
 from sparknet.loaders.block import Block, Form, check_quality, write_block
+from sparknet.loaders.cached import Cached, check_limit, new_set_id, written
 from sparknet.loaders.samples import BadLimit, Ledger, Samples
-from sparknet.scratch import Room, remove_files
+from sparknet.scratch import Room
 from sparknet.session import executor_hosts, readable_errors, worker_slots
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
-    """A set of preprocessed images, cached on the executors.
+class Blocks(Cached[Block]):
+    """A set of preprocessed images, cached on the executors; `source` is its URL.
 
     Attributes:
-        rdd: one `Block` a partition, persisted: for a task a block, where its file is.
-        handles: the same, here.
-        sent: the same, on their way to whoever asks.
         side: height and width of the images, pixels.
         class_names: by class index.
         ledger: what the pass over the source came to.
-        source: its URL.
-        set_id: begins the names of its files.
     """
 
-    rdd: RDD[Block]
-    handles: tuple[Block, ...]
-    sent: Broadcast[tuple[Block, ...]]
     side: int
     class_names: tuple[str, ...]
     ledger: Ledger
-    source: str
-    set_id: str
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Count the images of each block."""
-        return tuple(len(block) for block in self.handles)
 
     def mean_image(self) -> np.ndarray:
         """Average all images, exactly: a distributed sum of each block's integer sum, divided once.
@@ -82,50 +65,6 @@ class Blocks:
         components: np.ndarray = (255 * vectors * values).astype(np.float32)
         return components
 
-    def share_sizes(self, workers: int) -> list[int]:
-        """Count the images of each worker's share.
-
-        Args:
-            workers: K.
-
-        Raises:
-            ConfigError: a worker would have no image.
-        """
-        if workers < 1:
-            raise ConfigError(f"workers must be at least 1, got {workers}")
-        sizes = [sum(self.counts[worker::workers]) for worker in range(workers)]
-        if not all(sizes):
-            raise ConfigError(
-                f"{self.source}: {workers} workers, but only {sum(size > 0 for size in sizes)} would get any of the "
-                f"{self.ledger.good} images; use fewer workers"
-            )
-        return sizes
-
-    def shares(self, workers: int) -> RDD[list[Block]]:
-        """Divide the blocks among workers: block i goes to worker i modulo their number.
-
-        Args:
-            workers: K.
-
-        Returns:
-            K partitions of one list each. On several hosts Spark keeps to the one where it first ran a partition.
-
-        Raises:
-            ConfigError: a worker would have no image.
-        """
-        self.share_sizes(workers)
-        sc = self.rdd.context
-        numbers = sc.parallelize(range(workers), workers)
-        if len(executor_hosts(sc)) > 1:
-            numbers.persist(StorageLevel.MEMORY_AND_DISK)
-        return numbers.map(partial(_share, sent=self.sent, workers=workers))
-
-    def close(self) -> None:
-        """Remove the files, and let Spark forget the handles."""
-        self.rdd.unpersist()
-        self.sent.destroy()
-        remove_everywhere(self.rdd.context, self.set_id)
-
 
 def cache(
     samples: Samples,
@@ -155,50 +94,37 @@ def cache(
     """
     if side < 1:
         raise ConfigError(f"side must be at least 1 pixel, got {side}")
-    if limit_bytes is not None and limit_bytes <= 0:
-        raise ConfigError(f"the cache limit must be above 0 bytes, got {limit_bytes}")
+    check_limit(limit_bytes)
     check_quality(quality)
     if not 0 <= max_bad <= 1:
         raise ConfigError(f"max-bad is a share of the set, from 0 to 1, got {max_bad}")
     # A sample takes at least a block of 512 bytes in a tar.
     limit = BadLimit(source=samples.source, share=max_bad, most=samples.size // 512)
-    sc, set_id = samples.rdd.context, uuid.uuid4().hex[:12]
+    sc, set_id = samples.rdd.context, new_set_id()
     room = Room(limit_bytes=limit_bytes, files=samples.rdd.getNumPartitions(), hosts=len(executor_hosts(sc)))
     build = partial(write_block, form=Form(side, quality), set_id=set_id, limit=limit, room=room)
-    rdd = samples.rdd.mapPartitionsWithIndex(build).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        with readable_errors():
-            handles = tuple(rdd.collect())
-        ledger = reduce(Ledger.__add__, (block.ledger for block in handles), Ledger())
+    rdd = samples.rdd.mapPartitionsWithIndex(build)
+
+    def check(handles: tuple[Block, ...]) -> None:
+        ledger = _ledger(handles)
         ledger.check(samples.source)
         limit.check(ledger.bad, ledger.seen)
-    except Exception as error:
-        # At Ctrl-C tasks still run, and hold the slots that a removal waits for; their files go with the application.
-        if not is_interruption(error):
-            rdd.unpersist()
-            with suppress(Exception):  # what went wrong may be Spark itself
-                remove_everywhere(sc, set_id)
-        raise
+
+    handles = written(rdd, set_id, check)
     return Blocks(
         rdd=rdd,
         handles=handles,
         sent=sc.broadcast(handles),
         side=side,
         class_names=samples.class_names,
-        ledger=ledger,
+        ledger=_ledger(handles),
         source=samples.source,
         set_id=set_id,
     )
 
 
-def remove_everywhere(sc: SparkContext, prefix: str) -> None:
-    """Remove the executors' files whose names begin so, on those executors that have a slot free now."""
-    tasks = 4 * worker_slots(sc)  # Spark deals them out to all executors alike
-    sc.parallelize(range(tasks), tasks).foreach(partial(_remove, prefix=prefix))
-
-
-def _remove(_: int, prefix: str) -> None:
-    remove_files(prefix)
+def _ledger(handles: Iterable[Block]) -> Ledger:
+    return reduce(Ledger.__add__, (block.ledger for block in handles), Ledger())
 
 
 def _sum(blocks: Iterable[Block], side: int) -> Iterator[np.ndarray]:
@@ -214,7 +140,3 @@ def _squares(blocks: Iterable[Block]) -> Iterator[np.ndarray]:
             total[0] += image.sum(axis=0, dtype=np.int64)
             total[1:] += (colours.T @ colours).astype(np.int64)
     yield total
-
-
-def _share(worker: int, sent: Broadcast[tuple[Block, ...]], workers: int) -> list[Block]:
-    return list(sent.value[worker::workers])

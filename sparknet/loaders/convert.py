@@ -2,7 +2,8 @@
 
 As in Caffe, each crop has the mean image's pixels of its own place subtracted, a mirrored one the mirrored mean's. Then
 its colours are shifted, where that was chosen, and all is scaled. On a CPU an image is converted at a time, while it is
-in the cache; elsewhere bytes travel, and the whole minibatch is converted there. Both give the same bits.
+in the cache. On CUDA bytes travel, and the whole minibatch is converted there, both on a stream beside the network's.
+Both ways give the same bits.
 """
 
 from collections import deque
@@ -57,6 +58,10 @@ class ToTensor:
                 plain.contiguous(memory_format=self._format)[0],
                 mirrored.contiguous(memory_format=self._format)[0],
             )
+        self._stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))  # for the mean
 
     def __call__(self, batch: Minibatch) -> torch.Tensor:
         """Convert a minibatch.
@@ -68,10 +73,15 @@ class ToTensor:
             (n, 3, crop, crop) float32, on the device. On a CPU it is good until so many others are converted as are
             kept: new memory for each would take as long as filling it.
         """
-        pixels = torch.from_numpy(batch.images).to(self._device).permute(0, 3, 1, 2)
-        if self._device.type == "cpu":
+        pixels = torch.from_numpy(batch.images).permute(0, 3, 1, 2)
+        if self._stream is None:
             return self._one_by_one(pixels, batch)
-        return self._all_at_once(pixels, batch)
+        with torch.cuda.stream(self._stream):
+            x = self._all_at_once(pixels.to(self._device, non_blocking=True), batch)
+        # Whoever prefetches waits here, and the network does not: then the bytes may be written over.
+        self._stream.synchronize()
+        x.record_stream(torch.cuda.current_stream(self._device))
+        return x
 
     def _one_by_one(self, pixels: torch.Tensor, batch: Minibatch) -> torch.Tensor:
         self._buffers.rotate()
@@ -107,8 +117,13 @@ class ToTensor:
     def _all_at_once(self, pixels: torch.Tensor, batch: Minibatch) -> torch.Tensor:
         if self._order != [0, 1, 2]:
             pixels = pixels[:, self._order]
-        x = pixels.to(torch.float32, memory_format=self._format)
-        if self._means is not None:
+        x = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device, memory_format=self._format)
+        shifts = self._shifts(batch)
+        if self._means is None and shifts is None:
+            return torch.mul(pixels, self._scale, out=x)
+        if self._means is None:
+            x.copy_(pixels)
+        else:
             mean = self._means[0]
             if self._has_places:
                 crop = x.shape[-1]
@@ -117,8 +132,7 @@ class ToTensor:
                 mean = windows[:, tops, lefts].transpose(0, 1)
                 mirrored = torch.from_numpy(batch.choices.mirrored).to(self._device)[:, None, None, None]
                 mean = torch.where(mirrored, mean.flip(-1), mean)
-            x -= mean
-        shifts = self._shifts(batch)
+            torch.sub(pixels, mean, out=x)  # of mixed types: one kernel on CUDA
         if shifts is not None:
             x += shifts[:, :, None, None]
         return x if self._scale == 1 else x.mul_(self._scale)

@@ -1,10 +1,12 @@
 """Minibatches without SparkNet's trainer: as a dataset for a torch loop of one's own, and as an RDD.
 
-In: cached images. Out: the minibatches that a worker of SparkNet would draw.
+In: cached images, or other tensors. Out: the minibatches that a worker of SparkNet would draw.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Generic, TypeVar
 
 import torch
 from pyspark import RDD
@@ -16,10 +18,56 @@ from sparknet.loaders.block import Block
 from sparknet.loaders.blocks import Blocks
 from sparknet.loaders.minibatch import Minibatch, Share
 from sparknet.loaders.orders import Order, Tail
+from sparknet.loaders.stored import Chain, Handle
+from sparknet.loaders.tensor_minibatch import TensorBatch, TensorShare
+from sparknet.loaders.tensors import TensorBlock, TensorBlocks
+
+_Block = TypeVar("_Block", bound=Handle)
+_Share = TypeVar("_Share", bound=Chain)
+_Item = TypeVar("_Item")
 
 
-class MinibatchDataset(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """An epoch of minibatches each time that it is gone through.
+class _Epochs(IterableDataset[_Item], Generic[_Block, _Share, _Item]):
+    """An epoch of minibatches each time that it is gone through."""
+
+    def __init__(self, blocks: Sequence[_Block], batch: int, seed: int, tail: Tail) -> None:
+        self._blocks = [block for block in blocks if len(block)]
+        if not self._blocks:
+            raise ConfigError("a dataset needs a sample, and the blocks have none")
+        if tail == "carried":
+            raise ConfigError("the tail of a dataset's epoch is kept or dropped; it cannot be carried to the next")
+        self._batch, self._seed, self._tail = batch, seed, tail
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next; each has an order of its own. Without it, all are the first.
+
+        Args:
+            epoch: from 0.
+        """
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[_Item]:
+        """Go through the epoch, or this process's part of it."""
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        blocks = self._blocks[number::workers]
+        if not blocks:
+            return
+        share = self._share(blocks, number)
+        count = len(share) // self._batch if self._tail == "dropped" else -(-len(share) // self._batch)
+        if count:
+            yield from self._items(share, self._epoch * count, count)
+
+    @abstractmethod
+    def _share(self, blocks: list[_Block], number: int) -> _Share: ...
+
+    @abstractmethod
+    def _items(self, share: _Share, first_iteration: int, count: int) -> Iterator[_Item]: ...
+
+
+class MinibatchDataset(_Epochs[Block, Share, tuple[torch.Tensor, torch.Tensor]]):
+    """An epoch of minibatches of images: (n, 3, crop, crop) uint8, and (n,) int64 labels.
 
     For torch's DataLoader with `batch_size=None`. Each of its workers draws from blocks of its own: together they give
     every sample once an epoch, whatever their number. A block whose file lies on another host, or is gone, is made
@@ -45,39 +93,43 @@ class MinibatchDataset(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
         seed: int = 0,
         tail: Tail = "kept",
     ) -> None:
-        self._blocks = [block for block in blocks if len(block)]
-        if not self._blocks:
-            raise ConfigError("a dataset needs an image, and the blocks have none")
-        if tail == "carried":
-            raise ConfigError("the tail of a dataset's epoch is kept or dropped; it cannot be carried to the next")
-        self._batch, self._augmentation, self._seed, self._tail = batch, augmentation, seed, tail
-        self._epoch = 0
+        super().__init__(blocks, batch, seed, tail)
+        self._augmentation = augmentation
 
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next; each has an order of its own. Without it, all are the first.
+    def _share(self, blocks: list[Block], number: int) -> Share:
+        return Share(blocks, self._seed, number)
 
-        Args:
-            epoch: from 0.
-        """
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Go through the epoch: images (n, 3, crop, crop) uint8, labels (n,) int64."""
-        worker = get_worker_info()
-        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        blocks = self._blocks[number::workers]
-        if not blocks:
-            return
-        share = Share(blocks, self._seed, number)
-        count = len(share) // self._batch if self._tail == "dropped" else -(-len(share) // self._batch)
-        if not count:
-            return
+    def _items(self, share: Share, first_iteration: int, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for found in share.minibatches(
-            self._epoch * count, count, batch=self._batch, augmentation=self._augmentation, tail=self._tail
+            first_iteration, count, batch=self._batch, augmentation=self._augmentation, tail=self._tail
         ):
             # Of its own: the caller may keep it, and the next comes into the same memory.
             images = torch.from_numpy(found.images).permute(0, 3, 1, 2).clone()
             yield images, torch.from_numpy(found.labels)
+
+
+class TensorMinibatchDataset(_Epochs[TensorBlock, TensorShare, dict[str, torch.Tensor]]):
+    """An epoch of minibatches of other tensors than images: (n, ...) by name; else as `MinibatchDataset`.
+
+    Args:
+        blocks: handles, as `TensorBlocks.handles` has them.
+        batch: samples in a minibatch.
+        seed: of the order.
+        tail: as for `MinibatchDataset`.
+
+    Raises:
+        ConfigError: as for `MinibatchDataset`.
+    """
+
+    def __init__(self, blocks: Sequence[TensorBlock], *, batch: int, seed: int = 0, tail: Tail = "kept") -> None:
+        super().__init__(blocks, batch, seed, tail)
+
+    def _share(self, blocks: list[TensorBlock], number: int) -> TensorShare:
+        return TensorShare(blocks, self._seed, number)
+
+    def _items(self, share: TensorShare, first_iteration: int, count: int) -> Iterator[dict[str, torch.Tensor]]:
+        for found in share.minibatches(first_iteration, count, batch=self._batch, tail=self._tail):
+            yield {name: torch.from_numpy(array).clone() for name, array in found.items()}
 
 
 def minibatch_rdd(
@@ -123,9 +175,40 @@ def minibatch_rdd(
     return blocks.shares(workers).mapPartitionsWithIndex(partial(_draw, draw=draw, seed=seed))
 
 
+def tensor_minibatch_rdd(
+    blocks: TensorBlocks,
+    workers: int,
+    first_iteration: int,
+    count: int,
+    *,
+    batch: int,
+    seed: int = 0,
+    order: Order = "epoch",
+    tail: Tail = "carried",
+) -> RDD[TensorBatch]:
+    """The same for other tensors than images; see `minibatch_rdd`."""
+    draw = partial(
+        TensorShare.minibatches,
+        first_iteration=first_iteration,
+        count=count,
+        batch=batch,
+        order=order,
+        tail=tail,
+    )
+    return blocks.shares(workers).mapPartitionsWithIndex(partial(_draw_tensors, draw=draw, seed=seed))
+
+
 def _draw(
     worker: int, shares: Iterable[list[Block]], draw: Callable[[Share], Iterator[Minibatch]], seed: int
 ) -> Iterator[Minibatch]:
     [blocks] = shares
     for found in draw(Share(blocks, seed, worker)):
         yield found._replace(images=found.images.copy())
+
+
+def _draw_tensors(
+    worker: int, shares: Iterable[list[TensorBlock]], draw: Callable[[TensorShare], Iterator[TensorBatch]], seed: int
+) -> Iterator[TensorBatch]:
+    [blocks] = shares
+    for found in draw(TensorShare(blocks, seed, worker)):
+        yield {name: array.copy() for name, array in found.items()}

@@ -7,6 +7,7 @@ where it was: no sample is left out, none comes twice. Its whole state is a posi
 Mosaic's StreamingDataset has the same idea (canonical nodes; "elastic determinism").
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -130,10 +131,12 @@ class GlobalShare:
         augmentation: Augmentation,
         order: Order = "global",
         tail: Tail = "kept",
+        kept: int = 1,
+        pinned: bool = False,
     ) -> Iterator[Minibatch]:
         """Draw the round's minibatches, as `Share.minibatches` does; the first iteration is that of the turns."""
-        buffer = new_buffer(batch, augmentation.crop)
-        for turn in self._turns:
+        buffers = itertools.cycle([new_buffer(batch, augmentation.crop, pinned) for _ in range(kept)])
+        for turn, buffer in zip(self._turns, buffers, strict=False):
             share = self._shares[turn.partition]
             indices = epochs(len(share), batch, tail, (self.seed, turn.partition))
             yield share.minibatch(turn.iteration, indices(turn.iteration), augmentation, buffer)

@@ -15,7 +15,7 @@ from sparknet.loaders.augment import Augmentation, Choices, check_crop, choose
 from sparknet.loaders.block import Block
 from sparknet.loaders.orders import Order, Tail, order_of
 from sparknet.loaders.preprocess import resize_planes
-from sparknet.loaders.stored import open_stored
+from sparknet.loaders.stored import Chain, open_stored
 
 
 class Minibatch(NamedTuple):
@@ -32,7 +32,7 @@ class Minibatch(NamedTuple):
     choices: Choices
 
 
-class Share:
+class Share(Chain):
     """The images of one worker: its blocks, end to end.
 
     Args:
@@ -42,15 +42,10 @@ class Share:
     """
 
     def __init__(self, blocks: Sequence[Block], seed: int, number: int) -> None:
-        blocks = [block for block in blocks if len(block)]
+        super().__init__(blocks)
         self.side = blocks[0].side
-        self._stored = [open_stored(block) for block in blocks]
-        self._starts = np.cumsum([0] + [len(block) for block in blocks])
         self.labels = np.concatenate([block.labels for block in blocks])
         self.seed, self.number = seed, number
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def gather(
         self,
@@ -73,13 +68,12 @@ class Share:
         import torch  # its mirroring is twice as fast as a copy with a negative stride
 
         out = np.empty((len(indices), 3, crop, crop), np.uint8) if out is None else out[: len(indices)]
-        block_of = np.searchsorted(self._starts, indices, side="right") - 1
-        rows = (indices - self._starts[block_of]).tolist()
+        block_of, rows = self.locate(indices)
         windows = np.concatenate([choices.corners, choices.corners + choices.sizes], axis=1).tolist()
         resized = (choices.sizes != crop).any(axis=1).tolist()
-        wanted = zip(block_of.tolist(), rows, windows, resized, choices.mirrored.tolist(), strict=True)
+        wanted = zip(block_of.tolist(), rows.tolist(), windows, resized, choices.mirrored.tolist(), strict=True)
         for i, (block, row, (top, left, bottom, right), resize, mirror) in enumerate(wanted):
-            taken = self._stored[block].row(row)[:, top:bottom, left:right]
+            taken = self.stored[block].row(row)[:, top:bottom, left:right]
             if resize:
                 taken = resize_planes(taken, crop)
             out[i] = torch.from_numpy(taken).flip(2).numpy() if mirror else taken
@@ -95,6 +89,7 @@ class Share:
         order: Order = "epoch",
         tail: Tail = "carried",
         kept: int = 1,
+        pinned: bool = False,
     ) -> Iterator[Minibatch]:
         """Draw the minibatches of a run of iterations.
 
@@ -109,13 +104,14 @@ class Share:
             order: which samples come in which minibatch; see `sparknet.loaders.orders.order_of`.
             tail: what becomes of an epoch's last samples; likewise.
             kept: how many of the newest minibatches must stay as they are.
+            pinned: whether that memory is locked in its pages, as CUDA copies it fastest.
 
         Raises:
             ConfigError: crop is larger than the images, or the share smaller than a batch that it has to fill.
         """
         check_crop(augmentation.crop, self.side)
         indices_of = order_of(order, tail, samples=len(self), batch=batch, tau=count, key=(self.seed, self.number))
-        buffers = itertools.cycle([new_buffer(batch, augmentation.crop) for _ in range(kept)])
+        buffers = itertools.cycle([new_buffer(batch, augmentation.crop, pinned) for _ in range(kept)])
         for iteration, buffer in zip(range(first_iteration, first_iteration + count), buffers, strict=False):
             yield self.minibatch(iteration, indices_of(iteration), augmentation, buffer)
 
@@ -140,9 +136,12 @@ class Share:
         return Minibatch(images, self.labels[indices], choices)
 
 
-def new_buffer(batch: int, crop: int) -> np.ndarray:
+def new_buffer(batch: int, crop: int, pinned: bool) -> np.ndarray:
     """Make memory for a minibatch's images: (batch, 3, crop, crop) uint8."""
-    return np.empty((batch, 3, crop, crop), np.uint8)
+    import torch
+
+    buffer: np.ndarray = torch.empty((batch, 3, crop, crop), dtype=torch.uint8, pin_memory=pinned).numpy()
+    return buffer
 
 
 def crops_to_score(block: Block, batch: int, crop: int, views: int = 1) -> Iterator[Minibatch]:

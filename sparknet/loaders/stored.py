@@ -39,6 +39,10 @@ class Handle(ABC):
     host: str
     checksums: np.ndarray
 
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many samples are in it."""
+
     @property
     @abstractmethod
     def length(self) -> int:
@@ -49,8 +53,8 @@ class Handle(ABC):
         """Say where in the file a piece lies."""
 
     @abstractmethod
-    def rows(self, data: np.ndarray) -> Sequence[Any]:
-        """Give the pieces the form that they are read in.
+    def rows(self, data: np.ndarray) -> Any:
+        """Give the samples the form that they are read in.
 
         Args:
             data: (length,) uint8, the mapped file.
@@ -89,17 +93,21 @@ class Stored:
         self._rows = self.handle.rows(self._data)
         self._unchecked = np.full(len(self.handle.checksums), not checked)
 
-    def row(self, piece: int) -> Any:
-        """Give a piece in the form of `Handle.rows`, which is to be left as it is."""
-        if self._unchecked[piece]:
-            self._check(piece)
-        return self._rows[piece]
+    def row(self, number: int) -> Any:
+        """Give a sample that is a piece, in the form of `Handle.rows`; it is to be left as it is."""
+        if self._unchecked[number]:
+            self._check(number)
+        return self._rows[number]
 
-    def rows(self, stop: int) -> Any:
-        """Give the first `stop` pieces in the form of `Handle.rows`, which are to be left as they are."""
-        for piece in np.flatnonzero(self._unchecked[:stop]).tolist():
+    def rows(self, pieces: np.ndarray) -> Any:
+        """Give all samples in the form of `Handle.rows`, of which only those in these pieces may be read.
+
+        Args:
+            pieces: their numbers, each as often as one likes.
+        """
+        for piece in pieces[self._unchecked[pieces]].tolist():
             self._check(piece)
-        return self._rows[:stop]
+        return self._rows
 
     def raw(self, piece: int) -> np.ndarray:
         """Give a piece's bytes, (size,) uint8."""
@@ -115,6 +123,31 @@ class Stored:
                 self.path.unlink()
             self._map(_make_again(handle), checked=True)
         self._unchecked[piece] = False
+
+
+class Chain:
+    """Stored files end to end: samples that are counted through.
+
+    Args:
+        handles: in order; those without a sample are passed over.
+    """
+
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        handles = [handle for handle in handles if len(handle)]
+        self.stored = [open_stored(handle) for handle in handles]
+        self._starts = np.cumsum([0] + [len(handle) for handle in handles])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Say which file each sample is in, and its number there.
+
+        Args:
+            indices: (n,) of samples in the chain.
+        """
+        file_of = np.searchsorted(self._starts, indices, side="right") - 1
+        return file_of, indices - self._starts[file_of]
 
 
 # What this process has mapped: a Python worker serves one task after the other.

@@ -80,6 +80,7 @@ def train_round(
         augmentation=config.augmentation,
         order=config.order,
         tail=config.epoch_tail,
+        pinned=net.device.type == "cuda",
     )
     inputs = prefetched(((to_tensor(batch), torch.from_numpy(batch.labels)) for batch in batches), config.prefetch)
     losses, samples, data_s = [], 0, 0.0

@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from sparknet import scratch
 from sparknet.errors import ConfigError, SampleError, ShardError, SourceError
 from sparknet.loaders import block as block_module
-from sparknet.loaders import blocks as blocks_module
+from sparknet.loaders import cached as cached_module
 from sparknet.loaders import stored as stored_module
 from sparknet.loaders.block import Block, Form, write_block
 from sparknet.loaders.blocks import Blocks, cache
@@ -339,7 +339,7 @@ def test_an_image_is_checked_when_it_is_asked_for(samples: Samples, elsewhere: P
     assert stored.path == elsewhere / block.name
     assert stored.path.stat().st_ino != inode
     assert open_stored(block) is stored
-    assert np.array_equal(stored.rows(len(block)), whole.transpose(0, 3, 1, 2))
+    assert np.array_equal(stored.rows(np.arange(len(block)))[:], whole.transpose(0, 3, 1, 2))
 
 
 def test_a_source_that_has_changed_is_an_error(sc: SparkContext, tmp_path: Path, elsewhere: Path) -> None:
@@ -406,7 +406,7 @@ def test_a_pass_that_is_interrupted_waits_for_nothing(samples: Samples, monkeypa
 
     monkeypatch.setattr(RDD, "collect", interrupted)
     monkeypatch.setattr(RDD, "unpersist", too_late)
-    monkeypatch.setattr(blocks_module, "remove_everywhere", too_late)
+    monkeypatch.setattr(cached_module, "remove_everywhere", too_late)
     with pytest.raises(Py4JError):
         cache(samples, SIDE)
 
@@ -419,7 +419,7 @@ def test_a_limit_in_bytes(sc: SparkContext, samples: Samples) -> None:
         cache(samples, 100, limit_bytes=used + need // 2)
     said = re.fullmatch(
         r"the cache may take (.*) on a host and has .*, but the images need about (.*); raise --cache-limit-gb, or use "
-        "a smaller --side",
+        "--cache jpeg or a smaller --side",
         str(raised.value),
     )
     assert said is not None
@@ -482,7 +482,7 @@ def test_a_source_that_is_gone_is_named_where_the_file_is_made_again(
 def test_block_i_is_worker_i_modulo_k_s(
     blocks: Blocks, workers: int, hosts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks_module, "executor_hosts", lambda _: set(range(hosts)))
+    monkeypatch.setattr(cached_module, "executor_hosts", lambda _: set(range(hosts)))
     shares = blocks.shares(workers)
     assert shares.getNumPartitions() == workers
     parts = shares.glom().collect()
@@ -498,7 +498,7 @@ def test_block_i_is_worker_i_modulo_k_s(
 def test_workers_without_images_are_refused(blocks: Blocks, tiny: TinySet, workers: int, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         blocks.shares(workers)
-    expected = f"{tiny.train}: {message} would get any of the 63 images; use fewer workers" if workers else message
+    expected = f"{tiny.train}: {message} would get any of the 63 samples; use fewer workers" if workers else message
     assert str(raised.value) == expected
 
 
@@ -515,7 +515,7 @@ def test_more_partitions_than_images(sc: SparkContext, tmp_path: Path) -> None:
     assert none.ledger == Ledger()
     [[share]] = blocks.shares(1).glom().collect()
     assert [len(block) for block in share] == [*blocks.counts]
-    with pytest.raises(ConfigError, match=r"8 workers, but only 5 would get any of the 5 images"):
+    with pytest.raises(ConfigError, match=r"8 workers, but only 5 would get any of the 5 samples"):
         blocks.shares(8)
 
 

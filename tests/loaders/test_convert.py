@@ -114,3 +114,17 @@ def test_shifts_without_components_are_an_error(folder: Path) -> None:
     [batch] = kept(share_of(folder, 3).minibatches(0, 1, batch=2, augmentation=how))
     with pytest.raises(ValueError, match="give the set's components"):
         ToTensor(None, 1)(batch)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("mean", [*MEANS])
+def test_cuda_gives_the_bits_of_the_cpu(folder: Path, mean: str, channels_last: bool) -> None:
+    how = Augmentation(crop=7, mirror=True, colour=0.5)
+    components = np.random.default_rng(4).uniform(-20, 50, (3, 3)).astype(np.float32)
+    there, here = (ToTensor(MEANS[mean], 0.017, device, channels_last, colour=components) for device in ("cuda", "cpu"))
+    for batch in share_of(folder, 9).minibatches(0, 9, batch=9, augmentation=how, pinned=True):
+        assert torch.from_numpy(batch.images).is_pinned()
+        x = there(batch)
+        assert torch.equal(x.cpu(), here(batch))
+        assert x.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)

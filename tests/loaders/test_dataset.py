@@ -66,7 +66,7 @@ def test_the_tail_of_an_epoch(handles: list[Block], batch: int, tail: Tail, size
 def test_a_dataset_that_cannot_be(handles: list[Block]) -> None:
     with pytest.raises(ConfigError, match=r"^the tail of a dataset's epoch is kept or dropped"):
         MinibatchDataset(handles, batch=4, augmentation=Augmentation(crop=6), tail="carried")
-    with pytest.raises(ConfigError, match=r"^a dataset needs an image, and the blocks have none$"):
+    with pytest.raises(ConfigError, match=r"^a dataset needs a sample, and the blocks have none$"):
         MinibatchDataset(handles[1:2], batch=4, augmentation=Augmentation(crop=6))
 
 
@@ -78,5 +78,5 @@ def test_an_rdd_gives_what_the_workers_of_a_training_draw(sc: SparkContext, hand
         expected = kept(Share(handles[worker::2], 1, worker).minibatches(3, 5, **how))
         for one, other in zip(batches, expected, strict=True):
             assert same(one, other)
-    with pytest.raises(ConfigError, match="4 workers, but only 3 would get any of the 15 images"):
+    with pytest.raises(ConfigError, match="4 workers, but only 3 would get any of the 15 samples"):
         minibatch_rdd(blocks, 4, 0, 1, **how)

@@ -41,13 +41,19 @@ def start(config: TrainConfig) -> State:
 
 
 def next_round(
-    state: State, number: int, shares: Sequence[list[Block]], config: TrainConfig, mean: np.ndarray | None
+    state: State,
+    number: int,
+    shares: Sequence[list[Block]],
+    config: TrainConfig,
+    mean: np.ndarray | None,
+    colour: np.ndarray | None = None,
 ) -> State:
     """Run the workers one after another, each on a net of its own, and average in plain numpy."""
     weights, momenta, samples = [], [], []
     for worker, blocks in enumerate(shares):
         share = Share(blocks, config.seed, worker)
-        outcome = train_round(fresh(config), share, state.weights, state.momenta[worker], number, config, mean)
+        momentum = state.momenta[worker]
+        outcome = train_round(fresh(config), share, state.weights, momentum, number, config, mean, colour)
         weights.append(outcome.weights.copy())
         momenta.append(outcome.momentum)
         samples.append(outcome.samples)

@@ -65,7 +65,37 @@ def test_the_size_of_a_batch_changes_nothing(batch: int, mean: np.ndarray, tmp_p
 
 
 def test_an_empty_block_scores_nothing(tmp_path: Path) -> None:
-    assert score_block(fresh(CONFIG), noise_block(tmp_path, 0), None, CONFIG) == Scores()
+    for views in (1, 10):
+        config = replace(CONFIG, test_crops=views)
+        assert score_block(fresh(CONFIG), noise_block(tmp_path, 0), None, config) == Scores()
+
+
+@pytest.mark.parametrize("batch", [1, 10, 30, 1000])
+@pytest.mark.parametrize("bgr", [False, True])
+@pytest.mark.parametrize("subtracted", ["image", "values"])
+def test_of_ten_crops_the_probabilities_are_averaged(
+    subtracted: str, bgr: bool, batch: int, mean: np.ndarray, tmp_path: Path
+) -> None:
+    block, net = noise_block(tmp_path, 41, classes=12), fresh(CONFIG, 12)
+    used = mean if subtracted == "image" else mean.mean(axis=(0, 1))
+    net.module.eval()
+    far, centre, crop = 16 - 11, (16 - 11) // 2, 11
+    correct = correct5 = 0
+    loss = 0.0
+    for image, label in zip(block.images(), block.labels, strict=True):
+        pixels = (image.astype(np.float32) - used) * np.float32(CONFIG.scale)
+        views = []
+        for top, left in ((0, 0), (0, far), (far, 0), (far, far), (centre, centre)):
+            view = pixels[top : top + crop, left : left + crop]
+            views += [view, view[:, ::-1]]
+        x = np.ascontiguousarray(np.array(views)[..., ::-1] if bgr else np.array(views)).transpose(0, 3, 1, 2)
+        with torch.no_grad():
+            chances = net.module(torch.from_numpy(x)).double().softmax(1).mean(0).numpy()
+        place = int((chances > chances[label]).sum())
+        correct, correct5, loss = correct + (place == 0), correct5 + (place < 5), loss - float(np.log(chances[label]))
+    found = score_block(net, block, used, replace(CONFIG, test_crops=10, test_batch=batch, bgr=bgr))
+    assert (found.samples, found.correct, found.correct5) == (41, correct, correct5)
+    assert found.loss == pytest.approx(loss, rel=1e-4)
 
 
 def test_scores_add_up_as_counts() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from sparknet.errors import ConfigError, RunError
 from sparknet.loaders.blocks import Blocks
@@ -181,6 +182,33 @@ def test_a_run_stopped_again_and_again_ends_in_the_same_bits(
     assert len(state.momentum) == {"kept": 2, "reset": 0, "averaged": 1}[mode]
     assert [line["round"] for line in metrics_of(out)] == [1, 2, 3, 4, 5, 6]
     assert [line["round"] for line in metrics_of(out) if "top1" in line] == [3, 6]
+
+
+VARIED = replace(
+    CONFIG, resized_crop=True, pca_colour=0.1, mean="channel", bgr=True, test_crops=10, momentum_mode="averaged"
+)
+
+
+def test_a_run_of_every_augmentation_goes_on_with_the_same_bits(both: Both, straight: Straight, tmp_path: Path) -> None:
+    expected, other = straight(VARIED)
+    out = tmp_path / "run"
+    assert stopped(both, VARIED, out, after=3) == [1, 2, 3]
+    colour = load_file(out / "mean.safetensors")["colour"]
+    assert np.array_equal(colour, both[0].colour_components())
+    result, seen = resumed(both, VARIED, out)
+    assert seen == [3, 4, 5, 6]
+    assert end_of(out) == end_of(other)
+    assert result.scores == expected.scores
+    assert expected.run.mean is not None
+    assert expected.run.mean.shape == (3,)
+    np.testing.assert_allclose(expected.run.mean, both[0].mean_image().mean(axis=(0, 1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("change", [{"pca_colour": 0.0}, {"resized_crop": False}, {"bgr": False}, {"mean": "none"}])
+def test_every_augmentation_changes_the_weights(change: dict[str, Any], both: Both) -> None:
+    short = replace(VARIED, rounds=1)
+    with_all, without = (train(*both, config).run.weights.flat for config in (short, replace(short, **change)))
+    assert not np.array_equal(with_all, without)
 
 
 def test_the_modes_end_in_different_bits(straight: Straight) -> None:

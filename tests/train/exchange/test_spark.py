@@ -40,6 +40,11 @@ def mean(train_blocks: Blocks) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
+def colour(train_blocks: Blocks) -> np.ndarray:
+    return train_blocks.colour_components()
+
+
+@pytest.fixture(scope="module")
 def shares(train_blocks: Blocks) -> list[list[Block]]:
     """Of two workers, for the serial side."""
     return shares_of(train_blocks, 2)
@@ -52,16 +57,22 @@ def executor_folder(sc: SparkContext) -> Path:
 
 
 @pytest.fixture
-def exchange_of(train_blocks: Blocks, mean: np.ndarray) -> Iterator[Callable[[TrainConfig], SparkExchange]]:
+def exchange_of(
+    train_blocks: Blocks, mean: np.ndarray, colour: np.ndarray
+) -> Iterator[Callable[[TrainConfig], SparkExchange]]:
     made = []
 
     def make(config: TrainConfig) -> SparkExchange:
-        made.append(SparkExchange(train_blocks, config, mean))
+        made.append(SparkExchange(train_blocks, config, mean_for(config, mean), colour))
         return made[-1]
 
     yield make
     for exchange in made:
         exchange.close()
+
+
+def mean_for(config: TrainConfig, mean: np.ndarray) -> np.ndarray:
+    return mean if config.mean == "image" else mean.mean(axis=(0, 1))
 
 
 def shares_of(blocks: Blocks, workers: int) -> list[list[Block]]:
@@ -90,6 +101,7 @@ def rounds_of(exchange: SparkExchange, config: TrainConfig) -> Iterator[Round]:
         {"momentum_mode": "averaged", "net": "tests.train.networks:batchnorm"},
         {"momentum_mode": "averaged", "net": "tests.train.networks:Wide"},
         {"momentum_mode": "averaged", "net": "tests.train.networks:Frozen"},
+        {"momentum_mode": "kept", "resized_crop": True, "mean": "channel", "bgr": True, "pca_colour": 0.1},
         {"momentum_mode": "kept", "net": "cifar10_quick", "crop": 16, "mirror": False, "scale": 1.0},
     ],
     ids=lambda change: " ".join(str(value) for value in change.values()),
@@ -99,13 +111,14 @@ def test_two_workers_through_spark_are_two_workers_in_one_process(
     executor_folder: Path,
     shares: list[list[Block]],
     mean: np.ndarray,
+    colour: np.ndarray,
     exchange_of: Callable[[TrainConfig], SparkExchange],
 ) -> None:
     config = replace(CONFIG, **change)
     exchange, state = exchange_of(config), start(config)
     seen = {state.weights.tobytes()}
     for number, done in enumerate(rounds_of(exchange, config)):
-        state = next_round(state, number, shares, config, mean)
+        state = next_round(state, number, shares, config, mean_for(config, mean), colour)
         assert done.weights.flat.dtype == state.weights.dtype
         np.testing.assert_array_equal(done.weights.flat, state.weights)
         if config.momentum_mode == "averaged":
@@ -309,7 +322,7 @@ def test_a_failed_round_leaves_no_broadcast_behind(
 
 
 def test_more_workers_than_blocks(train_blocks: Blocks, mean: np.ndarray) -> None:
-    with pytest.raises(ConfigError, match="8 workers, but only 7 would get any of the 63 images; use fewer workers"):
+    with pytest.raises(ConfigError, match="8 workers, but only 7 would get any of the 63 samples; use fewer workers"):
         SparkExchange(train_blocks, replace(CONFIG, workers=8), mean)
 
 
