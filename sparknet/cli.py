@@ -399,11 +399,14 @@ def bench_minibatch(
     json: Json = False,
 ) -> None:
     """How fast minibatches come from cached images on one core, beside the machine's limits and other loaders."""
+    from rich.filesize import decimal
+
     from sparknet.bench.minibatch import measure
 
-    rates, waits = measure(images, turns, seconds, others)
+    measured = measure(images, turns, seconds, others)
+    rates, waits, memory = measured
     if json:
-        _print_json({"rates": [rate._asdict() for rate in rates], "waits": [wait._asdict() for wait in waits]})
+        _print_json({name: [line._asdict() for line in lines] for name, lines in measured._asdict().items()})
         return
     head = "crops of 227 x 227, minibatches of 256"
     width = max(len(head), *(len(rate.name) for rate in rates))
@@ -413,6 +416,11 @@ def bench_minibatch(
         typer.echo(f"{rate.name:{width}}  {rate.images_per_s:15,.0f}  {ratio:>12}".rstrip())
     for wait in waits:
         typer.echo(f"a stub that eats 5,000 images/s, {wait.name}: waits {wait.share:.1%} of the time, 2 prefetched")
+    for share in memory:
+        typer.echo(
+            f"memory of a worker's own, {share.images:,} images in its share: {decimal(share.own_bytes)}, of which "
+            f"{decimal(share.buffers_bytes)} are a minibatch's; {decimal(share.mapped_bytes)} of files mapped"
+        )
 
 
 def main() -> None:

@@ -21,6 +21,8 @@ import pyarrow.parquet as pq
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from sparknet.bench.memory import SMAPS, Memory
+from sparknet.bench.memory import measure as measure_memory
 from sparknet.errors import ConfigError
 from sparknet.loaders.augment import Augmentation
 from sparknet.loaders.block import Block, write_images
@@ -34,6 +36,9 @@ SIDE, CROP, BATCH = 256, 227, 256
 
 TAU, EATEN = 50, 5000
 """Iterations of the stub's round, and images/s that it eats."""
+
+TIMES = 16
+"""How many times as large the share is that memory is compared at."""
 
 # Images of a block: those of a partition of ImageNet are as many.
 _BLOCK = 512
@@ -92,6 +97,7 @@ class Measured(NamedTuple):
 
     rates: list[Rate]
     waits: list[Wait]
+    memory: list[Memory]
 
 
 def measure(images: int = 2048, turns: int = 5, seconds: float = 1.0, others: bool = True) -> Measured:
@@ -118,6 +124,7 @@ def measure(images: int = 2048, turns: int = 5, seconds: float = 1.0, others: bo
         ways = [*_limits(blocks), *_ours(blocks)]
         rates = _in_turns(ways, turns, seconds)
         waits = [Wait(name, statistics.median(_waiting(way) for _ in range(turns))) for name, way in _eaten(blocks)]
+        memory = measure_memory(blocks, BATCH, CROP, TIMES) if SMAPS.exists() else []
         if others:  # they go on reading ahead while another has its turn: each for itself
             for make in (_dataloader, _petastorm):
                 with make(blocks, folder) as way:
@@ -132,7 +139,7 @@ def measure(images: int = 2048, turns: int = 5, seconds: float = 1.0, others: bo
         )
         for way in ways
     ]
-    return Measured(compared, waits)
+    return Measured(compared, waits, memory)
 
 
 def _waiting(make: Callable[[], Iterator[object]]) -> float:

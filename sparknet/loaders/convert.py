@@ -98,9 +98,12 @@ class ToTensor:
         for i, ((top, left), mirrored) in enumerate(
             zip(choices.corners.tolist(), choices.mirrored.tolist(), strict=True)
         ):
-            x = out[i]
-            for plane, values in zip(x, pixels[i][self._order], strict=True) if by_plane else ((x, pixels[i]),):
-                plane.copy_(values)
+            x, image = out[i], pixels[i]
+            if by_plane:
+                for channel, source in enumerate(self._order):
+                    x[channel].copy_(image[source])
+            else:
+                x.copy_(image)
             if self._means is not None:
                 mean = self._means[mirrored]
                 if self._has_places:
