@@ -40,9 +40,12 @@ app = typer.Typer(
 bench = typer.Typer(help="Benchmarks: compare the ratios, not the seconds.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
-Source = Annotated[str, typer.Argument(help="URL or path of a tar, or of a folder of tars.")]
+Source = Annotated[str, typer.Argument(help="URL or path of a tar, or of a folder of tars or images.")]
 Layout = Annotated[
-    str | None, typer.Option(help="Layout of SOURCE (ilsvrc, shards); recognised by looking if not given.")
+    str | None,
+    typer.Option(
+        help="Layout of SOURCE (kaggle, mnist, cifar, parquet, ilsvrc, webdataset, shards, folder), if not recognised."
+    ),
 ]
 LabelFile = Annotated[str | None, typer.Option(help="Label file: 'name index' a line, or the devkit's ground truth.")]
 DevkitIds = Annotated[
@@ -89,6 +92,7 @@ def inspect(
 ) -> None:
     """Read and decode every sample of SOURCE: layout, counts, classes, bad samples."""
     from sparknet.command import running_spark
+    from sparknet.loaders.samples import numbered
     from sparknet.loaders.survey import check_sheet, save_sheet, survey
     from sparknet.train.report import console, spark_progress
 
@@ -99,26 +103,27 @@ def inspect(
         samples = _read(sc, source, layout, labels, devkit_ids)
         with spark_progress(sc, "reading and decoding", screen):
             found = survey(samples, thumbs=50 if sheet else 0)
+        class_names = samples.class_names or numbered(found.per_class)
         if sheet:
-            save_sheet(found, samples.class_names, sheet)
+            save_sheet(found, class_names, sheet)
     widths = sorted(width for width, _ in found.sizes)
     heights = sorted(height for _, height in found.sizes)
     result = {
         "source": source,
         "layout": samples.layout,
         "samples": found.ledger.seen,
-        "classes": len(samples.class_names),
+        "classes": len(class_names),
         "bad": len(found.ledger.bad),
         "unlabelled": found.unlabelled,
         "width": [widths[0], widths[-1]],
         "height": [heights[0], heights[-1]],
-        "per_class": {name: found.per_class[index] for index, name in enumerate(samples.class_names)},
+        "per_class": {name: found.per_class[index] for index, name in enumerate(class_names)},
         "bad_samples": [bad._asdict() for bad in found.ledger.bad],
     }
     if json:
         _print_json(result)
         return
-    counts = [found.per_class[index] for index in range(len(samples.class_names))]
+    counts = [found.per_class[index] for index in range(len(class_names))]
     spread = f", {min(counts):,} to {max(counts):,} images each" if counts else ""
     typer.echo(f"layout      {samples.layout}")
     typer.echo(f"samples     {found.ledger.seen:,}")
@@ -136,7 +141,9 @@ def inspect(
 @app.command()
 def train(
     context: typer.Context,
-    source: Annotated[str | None, typer.Argument(help="URL or path of a tar, or of a folder of tars.")] = None,
+    source: Annotated[
+        str | None, typer.Argument(help="URL or path of a tar, or of a folder of tars or images.")
+    ] = None,
     net: Annotated[
         str | None, typer.Option(help="A network by name (cifar10_quick, lenet), or module:function of your own.")
     ] = None,
@@ -145,7 +152,7 @@ def train(
         Path | None,
         typer.Option(help="Go on with the run in this folder, by its own settings; only --rounds may be others."),
     ] = None,
-    val: Annotated[str | None, typer.Option(help="Validation set: a tar, or a folder of tars.")] = None,
+    val: Annotated[str | None, typer.Option(help="Validation set: a tar, or a folder of tars or images.")] = None,
     layout: Layout = None,
     labels: LabelFile = None,
     val_labels: LabelFile = None,
@@ -262,7 +269,8 @@ def train(
         if ":" in config.net:
             ship_module(sc, config.net.partition(":")[0])
         samples = _read(sc, from_["source"], from_["layout"], from_["labels"], from_["devkit_ids"])
-        check_fits(config, sc, classes=len(samples.class_names), side=settings.side)
+        if samples.class_names or not samples.labelled:  # else only reading all samples tells how many there are
+            check_fits(config, sc, classes=len(samples.class_names), side=settings.side)
         val_samples = None
         if from_["val"] is not None:
             val_samples = _read(sc, from_["val"], None, from_["val_labels"], from_["devkit_ids"], samples.class_names)

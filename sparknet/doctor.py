@@ -284,6 +284,7 @@ CHECKS = (
     Check("Pillow", _pillow, "pip install 'pillow>=10.4'"),
     Check("decoding", _decoding, "pip install --force-reinstall simplejpeg pillow", needs=("simplejpeg", "Pillow")),
     Check("fsspec", _package("fsspec", "2024.6"), "pip install 'fsspec[http]>=2024.6'"),
+    Check("braceexpand", _package("braceexpand", "0.1.7"), "pip install 'braceexpand>=0.1.7'"),
     Check("safetensors", _package("safetensors", "0.4.5"), "pip install 'safetensors>=0.4.5'"),
     Check("pandas", _package("pandas", "2.2", "3"), "for petastorm: pip install 'pandas>=2.2,<3'", optional=True),
     Check("pyarrow", _package("pyarrow", "18"), "for petastorm: pip install 'pyarrow>=18'", optional=True),

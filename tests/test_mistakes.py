@@ -77,7 +77,7 @@ TABLE = {
         words="inspect {tmp}/no.tar", says="{tmp}/no.tar: no such file or folder"),
     "an empty folder": Mistake(
         words="inspect {tmp}/empty", files=(("empty", None),),
-        says="{tmp}/empty: no .tar file there; name a file, or a folder that holds some"),
+        says="{tmp}/empty: no file there; name a file, or a folder that holds some"),
     "a tar cut in the middle": Mistake(
         words="inspect {tmp}/cut.tar", files=(("cut.tar", PHOTOS[:-1000]),),
         says="{tmp}/cut.tar: cut off at offset " + str(len(PHOTOS) - 1000) + ", within 2.jpg (...)" + AGAIN),
@@ -100,7 +100,8 @@ TABLE = {
         words="inspect {tmp}/closed.tar", files=(("closed.tar", PHOTOS),), closed="closed.tar", alone=True,
         says="{tmp}/closed.tar: not permitted to read {tmp}/closed.tar"),
     "an unknown layout": Mistake(
-        words="inspect {train} --layout shard", says="no layout 'shard'; there are ilsvrc, shards"),
+        words="inspect {train} --layout shard",
+        says="no layout 'shard'; there are kaggle, mnist, cifar, parquet, ilsvrc, webdataset, shards, folder"),
     "a client that is not installed": Mistake(
         words="inspect gs://bucket/x.tar", says="gs://bucket/x.tar: no client for gs:// is installed; ..."),
     "a file in one process's memory": Mistake(

@@ -19,10 +19,9 @@ import numpy as np
 
 from sparknet.errors import ConfigError
 from sparknet.loaders.decode import decode
-from sparknet.loaders.layouts.plan import Sample
+from sparknet.loaders.layouts.plan import Again, Sample, read_ranges
 from sparknet.loaders.preprocess import planes, resize
 from sparknet.loaders.samples import BadLimit, BadSample, Counted, Ledger, decode_samples
-from sparknet.loaders.source import read_range
 from sparknet.loaders.stored import Handle, forget_removed, open_stored
 from sparknet.scratch import Room, local_path, remove_executors_orphans, written_whole
 
@@ -89,8 +88,9 @@ class Block(Handle):
         labels: (n,) int64, class indices.
         urls: the files that the images came from.
         url_of: (n,) int32, index into `urls`.
-        offsets: (n,) int64, where each encoded image begins there, bytes.
-        sizes: (n,) int64, its length, bytes.
+        offsets: (n,) int64, where each is found again there.
+        sizes: (n,) int64, length of the encoded image, bytes.
+        again: reads them.
         ends: (n,) int64, where each image ends in the block's file, bytes; None where all take the same.
         ledger: of the pass that built it.
     """
@@ -101,6 +101,7 @@ class Block(Handle):
     url_of: np.ndarray
     offsets: np.ndarray
     sizes: np.ndarray
+    again: Again
     ends: np.ndarray | None
     ledger: Ledger
 
@@ -136,9 +137,16 @@ class Block(Handle):
 
     def pieces(self) -> Iterator[bytes | memoryview]:
         """Make the images again from their source, and their sum."""
+        encoded: list[bytes] = [b""] * len(self)
+        for number, url in enumerate(self.urls):
+            rows = np.flatnonzero(self.url_of == number)
+            rows = rows[np.argsort(self.offsets[rows], kind="stable")]
+            places = list(zip(self.offsets[rows].tolist(), self.sizes[rows].tolist(), strict=True))
+            for row, data in zip(rows.tolist(), self.again(url, places), strict=True):
+                encoded[row] = data
         total = self.form.nothing()
-        for url, offset, size in zip(self.url_of, self.offsets, self.sizes, strict=True):
-            kept, planar = self.form.kept(decode(read_range(self.urls[url], int(offset), int(size))))
+        for data in encoded:
+            kept, planar = self.form.kept(decode(data))
             np.add(total, planar, out=total)
             yield kept
         yield total.data.cast("B")
@@ -196,7 +204,14 @@ def check_quality(quality: int | None) -> None:
 
 
 def write_block(
-    index: int, samples: Iterable[Sample], *, form: Form, set_id: str, limit: BadLimit, room: Room
+    index: int,
+    samples: Iterable[Sample],
+    *,
+    form: Form,
+    set_id: str,
+    limit: BadLimit,
+    room: Room,
+    again: Again = read_ranges,
 ) -> Iterator[Block]:
     """Decode and resize a partition's samples into its file.
 
@@ -207,6 +222,7 @@ def write_block(
         set_id: begins the names of the set's files.
         limit: how many may be bad.
         room: how much the files may take.
+        again: reads the samples again.
 
     Yields:
         The one handle.
@@ -257,6 +273,7 @@ def write_block(
         url_of=url_of.astype(np.int32),
         offsets=offsets,
         sizes=sizes,
+        again=again,
         ends=None if form.quality is None else ends,
         ledger=Ledger(counted.seen, len(kept), tuple(bad)),
     )
@@ -292,6 +309,7 @@ def write_images(path: Path, images: np.ndarray, labels: np.ndarray, quality: in
         url_of=np.zeros(n, np.int32),
         offsets=np.zeros(n, np.int64),
         sizes=np.zeros(n, np.int64),
+        again=read_ranges,
         ends=None if quality is None else np.cumsum([len(piece) for piece in pieces[:-1]], dtype=np.int64),
         ledger=Ledger(n, n),
     )

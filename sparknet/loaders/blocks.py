@@ -10,10 +10,10 @@ from functools import partial, reduce
 
 import numpy as np
 
-from sparknet.errors import ConfigError
+from sparknet.errors import ConfigError, LabelError
 from sparknet.loaders.block import Block, Form, check_quality, write_block
 from sparknet.loaders.cached import Cached, check_limit, new_set_id, written
-from sparknet.loaders.samples import BadLimit, Ledger, Samples
+from sparknet.loaders.samples import BadLimit, Ledger, Samples, numbered
 from sparknet.scratch import Room
 from sparknet.session import executor_hosts, readable_errors, worker_slots
 
@@ -88,6 +88,7 @@ def cache(
 
     Raises:
         SampleError: samples were lost, none is good, or too many are bad.
+        LabelError: a sample's class is not one of the set's.
         SessionError: a disk has not the room. What was written is removed.
         ConfigError: the images take more than limit_bytes; what was written is removed. Or side is below 1, or
             max_bad not within 0 and 1.
@@ -98,17 +99,22 @@ def cache(
     check_quality(quality)
     if not 0 <= max_bad <= 1:
         raise ConfigError(f"max-bad is a share of the set, from 0 to 1, got {max_bad}")
-    # A sample takes at least a block of 512 bytes in a tar.
-    limit = BadLimit(source=samples.source, share=max_bad, most=samples.size // 512)
+    limit = BadLimit(source=samples.source, share=max_bad, most=samples.most)
     sc, set_id = samples.rdd.context, new_set_id()
     room = Room(limit_bytes=limit_bytes, files=samples.rdd.getNumPartitions(), hosts=len(executor_hosts(sc)))
-    build = partial(write_block, form=Form(side, quality), set_id=set_id, limit=limit, room=room)
+    build = partial(write_block, form=Form(side, quality), set_id=set_id, limit=limit, room=room, again=samples.again)
     rdd = samples.rdd.mapPartitionsWithIndex(build)
 
     def check(handles: tuple[Block, ...]) -> None:
         ledger = _ledger(handles)
         ledger.check(samples.source)
         limit.check(ledger.bad, ledger.seen)
+        highest = max((int(block.labels.max()) for block in handles if len(block)), default=-1)
+        if highest >= len(samples.class_names) > 0:
+            raise LabelError(
+                f"{samples.source}: has class {highest}, but there are {len(samples.class_names)} classes (0 to "
+                f"{len(samples.class_names) - 1})"
+            )
 
     handles = written(rdd, set_id, check)
     return Blocks(
@@ -116,7 +122,7 @@ def cache(
         handles=handles,
         sent=sc.broadcast(handles),
         side=side,
-        class_names=samples.class_names,
+        class_names=samples.class_names or numbered(int(label) for block in handles for label in block.labels),
         ledger=_ledger(handles),
         source=samples.source,
         set_id=set_id,

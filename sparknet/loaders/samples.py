@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pyspark import RDD, Broadcast, SparkContext
@@ -17,10 +17,13 @@ from sparknet.errors import ConfigError, DecodeError, LabelError, SampleError, S
 from sparknet.loaders.decode import decode
 from sparknet.loaders.labels import Labels
 from sparknet.loaders.layouts import plan_source
-from sparknet.loaders.layouts.plan import Part, Sample
+from sparknet.loaders.layouts.plan import Again, Readable, Sample
 from sparknet.session import readable_errors
 
 _MIB = 1024 * 1024
+
+# What a sample takes in a tar: its header.
+_LEAST_BYTES = 512
 
 # Images whose labels are looked up before a pass begins.
 _LOOKED_UP = 20
@@ -116,15 +119,21 @@ class Samples:
         rdd: `Sample` records. Lazy: each action reads the source again.
         source: the URL.
         layout: the layout's name.
-        class_names: by class index; empty where there is no label.
+        class_names: by class index; empty where there is no label, or only reading all samples tells.
+        labelled: whether the samples have labels.
         size: total of the parts to be read, bytes.
+        most: samples that there can be.
+        again: reads samples again, on an executor that has lost them.
     """
 
     rdd: RDD[Sample]
     source: str
     layout: str
     class_names: tuple[str, ...]
+    labelled: bool
     size: int
+    most: int
+    again: Again
     _labels: Broadcast[dict[str, int]] | None = field(default=None, repr=False)
     _labels_url: str | None = None
 
@@ -189,7 +198,7 @@ def read_samples(
 
     Args:
         sc: where to read.
-        url: a tar or a folder of tars.
+        url: as for `plan_source`.
         layout: its layout; recognised where None.
         labels: classes by key, for the samples of a layout that holds none.
         class_names: by class index, where they are known from another source (a validation set's, from the train
@@ -208,7 +217,8 @@ def read_samples(
         raise LabelError(
             f"{url}: its classes are not those of the train set: class {index} is {own} here, {other} there"
         )
-    if class_names and not plan.class_names and labels is None:
+    labelled = plan.labelled or bool(plan.class_names) or labels is not None
+    if class_names and not labelled:
         raise LabelError(
             f"{url}: nothing in it tells the class of an image; name its label file (--labels; --val-labels for --val)"
         )
@@ -226,7 +236,10 @@ def read_samples(
         source=url,
         layout=plan.layout,
         class_names=names,
+        labelled=labelled,
         size=sum(part.length for part in plan.parts),
+        again=plan.again,
+        most=sum(part.length // _LEAST_BYTES if part.samples is None else part.samples for part in plan.parts),
         _labels=broadcast,
         _labels_url=labels.url if labels else None,
     )
@@ -266,8 +279,8 @@ def decode_samples(samples: Iterable[Sample], labelled: bool = True) -> Iterator
 
 
 def _read_parts(
-    parts: Iterable[Part],
-    read: Callable[[Part], Iterator[Sample]],
+    parts: Iterable[Readable],
+    read: Callable[[Any], Iterator[Sample]],
     labels: Broadcast[dict[str, int]] | None,
 ) -> Iterator[Sample]:
     for part in parts:
@@ -276,7 +289,7 @@ def _read_parts(
             count += 1
             yield sample if labels is None else _labelled(sample, labels.value)
         if part.samples is not None and count != part.samples:
-            raise ShardError(f"{part.url}: {count} samples from offset {part.start}, {part.samples} when it was listed")
+            raise ShardError(f"{part.url}: {count} samples of a part of it, {part.samples} when it was listed")
 
 
 def _labelled(sample: Sample, labels: dict[str, int]) -> Sample:
@@ -288,6 +301,11 @@ def _labelled(sample: Sample, labels: dict[str, int]) -> Sample:
             f"{label}; leave the label file out, or mend it"
         )
     return sample._replace(label=label)
+
+
+def numbered(labels: Iterable[int]) -> tuple[str, ...]:
+    """Name classes by their numbers, where nothing else names them: 0 to the highest that occurs."""
+    return tuple(str(index) for index in range(max(labels, default=-1) + 1))
 
 
 def _name(sample: Sample) -> tuple[str, int | None]:

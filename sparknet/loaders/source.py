@@ -6,9 +6,12 @@ A range that comes back short is an error, never a shorter sample.
 
 import importlib
 import io
+import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import braceexpand
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
@@ -18,6 +21,9 @@ from sparknet.errors import SourceError
 CHUNK_BYTES = 256 * 1024 * 1024
 
 _SCAN_BYTES = 64 * 1024
+
+# A pair of braces that stands for several names.
+_BRACES = re.compile(r"\{[^{}]*(\.\.|,)[^{}]*\}")
 
 # Protocols whose files exist in the memory of one process only, so that no executor could open them.
 _PROCESS_LOCAL = {"memory", "generic", "reference"}
@@ -34,39 +40,98 @@ class File(NamedTuple):
     size: int
 
 
-def list_files(url: str, suffixes: tuple[str, ...] = ()) -> list[File]:
+class Listing(NamedTuple):
+    """What lies at a URL.
+
+    Attributes:
+        url: as it was given.
+        root: its full URL without a slash at the end, where it is a folder; None where it is a file.
+        files: all at or below it, sorted by URL.
+    """
+
+    url: str
+    root: str | None
+    files: tuple[File, ...]
+
+    def ending(self, *suffixes: str) -> tuple[File, ...]:
+        """Give the files whose names end so, in any case; a file that was named itself, whatever its name."""
+        if self.root is None:
+            return self.files
+        return tuple(file for file in self.files if file.url.lower().endswith(suffixes))
+
+    def path(self, file: File) -> str:
+        """Name a file by its path below the folder."""
+        return file.url.rsplit("/", 1)[-1] if self.root is None else file.url.removeprefix(self.root).lstrip("/")
+
+
+def list_source(url: str) -> Listing:
+    """List every file at or below a URL, as `list_files` does; or several files, `train-{000..199}.tar`.
+
+    Raises:
+        SourceError: the URL does not exist, may not be read, or holds no file; one of several is not there.
+    """
+    if _BRACES.search(url):
+        return _list_several(url, list(braceexpand.braceexpand(url)))
+    files = tuple(list_files(url))
+    fs, path = _resolve(url)
+    root = _full_url(fs, path).rstrip("/")
+    return Listing(url, None if [file.url for file in files] == [root] else root, files)
+
+
+def _list_several(url: str, urls: list[str]) -> Listing:
+    """List files by their URLs: a look at each folder, not at each file."""
+    wanted = sorted({_full_url(*_resolve(one)) for one in urls})
+    there: dict[str, int] = {}
+    if url.startswith(("http://", "https://")):  # whose folders cannot be listed
+        there = {file.url: file.size for one in wanted for file in list_files(one)}
+    else:
+        for folder in {one.rpartition("/")[0] for one in wanted}:
+            fs, path = _resolve(folder)
+            fs.invalidate_cache()
+            for entry in _guarded(folder, partial(fs.ls, path, detail=True)):
+                there[_full_url(fs, entry["name"])] = entry["size"]
+    missing = [one for one in wanted if one not in there]
+    if missing:
+        raise SourceError(f"{url}: {len(missing)} of {len(wanted)} files are not there; the first is {missing[0]}")
+    return Listing(url, wanted[0].rpartition("/")[0], tuple(File(one, there[one]) for one in wanted))
+
+
+def list_files(url: str) -> list[File]:
     """List every file at or below a URL.
 
     Args:
         url: a file or a folder, as fsspec spells it.
-        suffixes: keep only the names that end in one of these; all where empty. A URL that is itself a file is
-            kept whatever its name.
 
     Returns:
         All files, sorted by URL.
 
     Raises:
-        SourceError: the URL does not exist, may not be read, or holds no such file.
+        SourceError: the URL does not exist, may not be read, or holds no file.
     """
     fs, path = _resolve(url)
     fs.invalidate_cache()  # a listing kept from before may lack what was written since
 
     def find() -> dict[str, dict[str, Any]]:
         info = fs.info(path)
-        return _find_below(fs, path, suffixes) if info["type"] == "directory" else {path: info}
+        return _find_below(fs, path) if info["type"] == "directory" else {path: info}
 
     found = _guarded(url, find)
-    files = [
-        File(_full_url(fs, name), info["size"])
-        for name, info in found.items()
-        if info["type"] == "file" and (name == path or name.endswith(suffixes or ("",)))
-    ]
+    files = [File(_full_url(fs, name), info["size"]) for name, info in found.items() if info["type"] == "file"]
     if not files:
-        kind = f"no {' or '.join(suffixes)} file" if suffixes else "no file"
-        raise SourceError(f"{url}: {kind} there; name a file, or a folder that holds some")
+        raise SourceError(f"{url}: no file there; name a file, or a folder that holds some")
     if any(file.size is None for file in files):
         raise SourceError(f"{url}: the server does not say the file's size; ranges of it cannot be read")
     return sorted(files)
+
+
+def exists(url: str) -> bool:
+    """Say whether there is a file or folder.
+
+    Raises:
+        SourceError: that cannot be found out.
+    """
+    fs, path = _resolve(url)
+    return bool(_guarded(url, lambda: fs.exists(path)))
 
 
 def read_range(url: str, start: int, length: int) -> bytes:
@@ -120,7 +185,7 @@ class RangeReader(io.RawIOBase):
         url: the file.
         start: offset of the range, bytes.
         length: length of the range, bytes.
-        chunk_bytes: the most that one request fetches, and that is held in memory.
+        chunk_bytes: what one request fetches, and is held in memory, unless more is asked for at once.
     """
 
     def __init__(self, url: str, start: int, length: int, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -154,7 +219,7 @@ class RangeReader(io.RawIOBase):
         """
         within = self._position - self._chunk_at
         if not 0 <= within < len(self._chunk):
-            size = min(self._chunk_bytes, self._length - self._position)
+            size = min(max(self._chunk_bytes, len(buffer)), self._length - self._position)
             if size <= 0:
                 return 0
             self._chunk = memoryview(read_range(self._url, self._start + self._position, size))
@@ -190,7 +255,7 @@ def _resolve(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     return fs, path
 
 
-def _find_below(fs: fsspec.AbstractFileSystem, folder: str, suffixes: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def _find_below(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, dict[str, Any]]:
     """Find all files below a folder, links followed."""
     found: dict[str, dict[str, Any]] = {}
     # Asynchronous clients (S3) list all by prefix; find() of the others passes over folders that it may not list.
@@ -201,12 +266,12 @@ def _find_below(fs: fsspec.AbstractFileSystem, folder: str, suffixes: tuple[str,
             try:
                 entry = fs.info(name)
             except FileNotFoundError as error:
-                if name.endswith(suffixes or ("",)):
+                if not name.rsplit("/", 1)[-1].startswith("."):  # an editor's lock is such a link
                     raise SourceError(f"{name}: a link that leads nowhere; mend or remove it") from error
                 continue
             kind = entry["type"]
         if kind == "directory" and name.rstrip("/") != folder.rstrip("/"):
-            found |= _find_below(fs, name, suffixes)
+            found |= _find_below(fs, name)
         else:
             found[name] = entry
     return found

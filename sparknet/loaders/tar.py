@@ -24,13 +24,15 @@ class Member(NamedTuple):
     """One entry of a tar that is not a folder.
 
     `offset` is where its data begin in the file that holds the tar, `size` their length, both in bytes. `header` is
-    where its first header begins. Links and devices have no data of their own: their size is 0.
+    where its first header begins. Links and devices have no data of their own: their size is 0. `link` is the name of
+    the member before it that a hard link stands for.
     """
 
     name: str
     offset: int
     size: int
     header: int
+    link: str = ""
 
 
 def scan(file: io.IOBase, url: str, base: int = 0, end_mark: bool = True) -> Iterator[Member]:
@@ -44,7 +46,7 @@ def scan(file: io.IOBase, url: str, base: int = 0, end_mark: bool = True) -> Ite
             tar has none.
 
     Yields:
-        Every member but folders, in order.
+        Every member in order, but folders, and what macOS puts beside a file (`._` before its name).
 
     Raises:
         ShardError: not a tar, or damaged, or cut off: in a header, in a member's data, or between members.
@@ -78,9 +80,10 @@ def scan(file: io.IOBase, url: str, base: int = 0, end_mark: bool = True) -> Ite
                     f"cut off at offset {base + length}, within {info.name} "
                     f"(at {base + info.offset_data}, {info.size} bytes)",
                 )
-            if not info.isdir():
+            if not info.isdir() and not info.name.rpartition("/")[2].startswith("._"):
                 size = info.size if info.isreg() and not info.issparse() else 0
-                yield Member(info.name, base + info.offset_data, size, base + header)
+                link = info.linkname if info.islnk() else ""
+                yield Member(info.name, base + info.offset_data, size, base + header, link)
             header = tar.offset
         _check_end(file, url, base, header, length, end_mark)
     except OSError as error:

@@ -210,14 +210,16 @@ def test_as_many_bad_samples_as_are_allowed(sc: SparkContext, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("max_bad", "message"),
     [
-        # 20 tar members of some 1.5 kB could be 83 of none: 2 of 20 are too many at the end only, 2 of 83 at once.
+        # Where there could be 83 samples, 2 are too many at the end only, when there were 20.
         (0.09, r"2 of 20 samples are bad, more than 9\.00%; the first, 0\.JPEG \(.*, offset 512\): not an image"),
-        (0.01, r"1 of at most \d+ samples are bad, more than 1\.00%; the first, 0\.JPEG"),
-        (0, r"1 of at most \d+ samples are bad, more than 0\.00%"),
+        (0.01, r"1 of at most 83 samples are bad, more than 1\.00%; the first, 0\.JPEG"),
+        (0, r"1 of at most 83 samples are bad, more than 0\.00%"),
     ],
 )
 def test_too_many_bad_samples(sc: SparkContext, tmp_path: Path, max_bad: float, message: str) -> None:
     samples = set_with_bad(sc, tmp_path, good=18, bad=2)
+    assert samples.most == 20
+    samples = replace(samples, most=83)
     persistent = sc._jsc.getPersistentRDDs().size()
     with pytest.raises(SampleError, match=message) as raised:
         cache(samples, SIDE, max_bad)

@@ -1,12 +1,17 @@
+import gzip
+import io
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.io import savemat
 
 from sparknet.errors import LabelError, SourceError
 from sparknet.loaders.labels import read_labels, synset_indices
-from tests.sets import SYNSETS, TinySet
+from tests.sets import SYNSETS, TinySet, tar_bytes
 
 # As in ILSVRC2012's meta.mat: leaves in an order of their own, then inner nodes, which label no image.
 DEVKIT = """\
@@ -163,3 +168,62 @@ def test_all_of_cifar10(cifar10: Path) -> None:
     assert len(named.by_key) == 10_000
     assert named.classes == 10
     assert read_labels(str(truth), str(cifar10 / "devkit_ids.txt"), names).by_key == named.by_key
+
+
+def write_devkit(folder: Path, truth: str, ids: dict[int, str] | None, name: str = "devkit.tar.gz") -> str:
+    """The devkit as it is given out, with a table of synsets in MATLAB's form."""
+    out = io.BytesIO()
+    if ids is not None:
+        fields = [("ILSVRC2012_ID", object), ("WNID", object), ("words", object), ("num_children", object)]
+        rows = [[(np.float64(number), synset, "thing, or so", np.uint8(0))] for number, synset in ids.items()]
+        savemat(out, {"synsets": np.array(rows, dtype=fields)})
+    members = {
+        "ILSVRC2012_devkit_t12/readme.txt": b"read me",
+        "ILSVRC2012_devkit_t12/data/meta.mat": out.getvalue(),
+        "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt": truth.encode(),
+    }
+    path = folder / name
+    path.write_bytes(gzip.compress(tar_bytes(members)))
+    return str(path)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_devkit_s_tar_is_a_label_file(tmp_path: Path, tiny: TinySet, known: bool) -> None:
+    names = SYNSETS if known else ()
+    ids = {3 - label: synset for label, synset in enumerate(SYNSETS)} | {4: "n00001740", 5: "n00001930"}
+    labels = read_labels(write_devkit(tmp_path, tiny.ground_truth.read_text(), ids), class_names=names)
+    expected = read_labels(str(tiny.ground_truth), str(tiny.devkit_ids), names)
+    assert (labels.by_key, labels.classes) == (expected.by_key, expected.classes)
+
+
+def test_a_devkit_of_one_class(tmp_path: Path) -> None:
+    labels = read_labels(write_devkit(tmp_path, "7\n7\n", {7: "n01440764"}))
+    assert labels.by_key == {val_name(1): 0, val_name(2): 0}
+
+
+@pytest.mark.parametrize(
+    ("truth", "ids", "message"),
+    [
+        ("1\n9\n", {1: "n01440764"}, ", line 2: devkit ID 9 is not in its meta.mat"),
+        ("1\n", None, ": its meta.mat cannot be read: "),
+        ("ü\n", {1: "n01440764"}, ": not the devkit: 'ascii' codec"),
+    ],
+)
+def test_a_damaged_devkit_is_named(tmp_path: Path, truth: str, ids: dict[int, str] | None, message: str) -> None:
+    url = write_devkit(tmp_path, truth, ids)
+    with pytest.raises(LabelError, match=f"^{re.escape(url + message)}"):
+        read_labels(url)
+
+
+def test_what_is_no_devkit_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(b"404: Not Found")
+    with pytest.raises(LabelError, match=rf"^{path}: not the devkit: .*; copy or fetch the file again$"):
+        read_labels(str(path))
+    path.write_bytes(gzip.compress(tar_bytes({"a": b"1"})))
+    with pytest.raises(LabelError, match=rf"^{path}: holds no ILSVRC2012_validation_ground_truth\.txt; the devkit of"):
+        read_labels(str(path))
+    whole = write_devkit(tmp_path, "1\n", {1: "n01440764"})
+    path.write_bytes(Path(whole).read_bytes()[:-40])
+    with pytest.raises(LabelError, match=rf"^{path}: not the devkit: "):
+        read_labels(str(path))

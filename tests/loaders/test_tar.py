@@ -87,7 +87,8 @@ NAMES = st.text(
 def test_whatever_tarfile_writes_comes_out(members: dict[str, bytes], tar_format: int, base: int) -> None:
     tar = any_tar(members, tar_format)
     found = read(tar, base)
-    assert [(member.name, data) for member, data in found] == [*members.items()]
+    kept = [(name, data) for name, data in members.items() if not name.rpartition("/")[2].startswith("._")]
+    assert [(member.name, data) for member, data in found] == kept
     for member, data in found:
         assert tar[member.offset - base : member.offset - base + member.size] == data
 

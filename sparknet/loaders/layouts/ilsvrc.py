@@ -12,20 +12,23 @@ from sparknet.errors import ShardError, SourceError
 from sparknet.loaders.labels import synset_indices
 from sparknet.loaders.layouts.plan import Part, Plan
 from sparknet.loaders.layouts.tars import divide, first_member, read_tar
-from sparknet.loaders.source import File, open_scan
+from sparknet.loaders.source import File, Listing, open_scan
 from sparknet.loaders.tar import scan
 
 _FLAT_NAME = re.compile(r"ILSVRC2012_(val|test)_\d{8}\.JPEG")
 _CLASS_TAR = re.compile(r"n\d{8}\.tar")
 
 
-def plan(files: Sequence[File]) -> Plan | None:
+def plan(listing: Listing) -> Plan[Part] | None:
     """Recognise the official tars.
 
     Raises:
         ShardError: a tar is damaged, or holds inner tars beside other files.
         SourceError: two tars of a folder are of the same class.
     """
+    files = listing.ending(".tar")
+    if not files:
+        return None
     if all(_CLASS_TAR.fullmatch(_basename(file.url)) for file in files):
         return _folder(files)
     if len(files) != 1:
@@ -40,7 +43,7 @@ def plan(files: Sequence[File]) -> Plan | None:
     return None
 
 
-def _folder(files: Sequence[File]) -> Plan:
+def _folder(files: Sequence[File]) -> Plan[Part]:
     parts: dict[str, Part] = {}
     for file in files:
         name = _basename(file.url)
@@ -50,7 +53,7 @@ def _folder(files: Sequence[File]) -> Plan:
     return _classes(parts)
 
 
-def _nested(file: File) -> Plan:
+def _nested(file: File) -> Plan[Part]:
     parts = {}
     with open_scan(file.url) as stream:
         for member in scan(stream, file.url):
@@ -62,11 +65,11 @@ def _nested(file: File) -> Plan:
                 )
             if name in parts:
                 raise ShardError(f"{file.url}: {member.name} occurs twice, again at offset {member.header}")
-            parts[name] = Part(file.url, member.offset, member.size)
+            parts[name] = Part(file.url, member.offset, member.size, tar=member.offset)
     return _classes(parts)
 
 
-def _classes(parts: dict[str, Part]) -> Plan:
+def _classes(parts: dict[str, Part]) -> Plan[Part]:
     stems = {PurePosixPath(name).stem: part for name, part in parts.items()}
     index = synset_indices(list(stems))
     return Plan(

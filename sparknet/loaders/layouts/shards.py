@@ -1,20 +1,21 @@
 """Flat tars of images, one or a folder of them, as the original SparkNet stored them; labels come from a file."""
 
-from collections.abc import Sequence
-
 from sparknet.errors import SourceError
-from sparknet.loaders.layouts.plan import Plan
+from sparknet.loaders.layouts.plan import Part, Plan
 from sparknet.loaders.layouts.tars import divide, first_member, read_tar
-from sparknet.loaders.source import File
+from sparknet.loaders.source import Listing
 
 
-def plan(files: Sequence[File]) -> Plan | None:
+def plan(listing: Listing) -> Plan[Part] | None:
     """Recognise tars of any name.
 
     Raises:
         ShardError: a tar is damaged.
         SourceError: the first tar holds tars, not images.
     """
+    files = listing.ending(".tar")
+    if not files:
+        return None
     first = first_member(files[0])
     if first is not None and first.name.endswith(".tar"):
         raise SourceError(

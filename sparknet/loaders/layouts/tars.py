@@ -4,14 +4,14 @@ import io
 from collections.abc import Iterator, Sequence
 
 from sparknet.errors import ShardError
-from sparknet.loaders.layouts.plan import Part, Sample
-from sparknet.loaders.source import File, RangeReader, open_scan
+from sparknet.loaders.layouts.plan import Part, Sample, part_bytes
+from sparknet.loaders.source import File, RangeReader, open_scan, read_range
 from sparknet.loaders.tar import Member, read_members, scan
 
-_MIB = 1024 * 1024
+_SCAN_BYTES = 64 * 1024
 
 # With more tars than this, they are parallel enough as they are, and the driver walks no headers.
-_WHOLE_FROM = 16
+WHOLE_FROM = 16
 
 
 def first_member(file: File) -> Member | None:
@@ -35,9 +35,9 @@ def divide(files: Sequence[File]) -> tuple[Part, ...]:
     Raises:
         ShardError: a tar is damaged, or holds tars.
     """
-    if len(files) >= _WHOLE_FROM:
+    if len(files) >= WHOLE_FROM:
         return tuple(Part(file.url, 0, file.size) for file in files)
-    target = min(max(sum(file.size for file in files) // 64, _MIB), 64 * _MIB)
+    target = part_bytes(sum(file.size for file in files))
     return tuple(part for file in files for part in _cut(file, target))
 
 
@@ -60,10 +60,39 @@ def read_tar(part: Part) -> Iterator[Sample]:
         ShardError: damaged, cut off, or holds tars.
         SourceError: the file cannot be read.
     """
+    for member, data in members_of(part):
+        yield Sample(part.prefix + member.name.removeprefix("./"), data, part.label, part.url, member.offset)
+
+
+def members_of(part: Part) -> Iterator[tuple[Member, bytes]]:
+    """Read the members of a part; a hard link comes with the place and the bytes of what it stands for.
+
+    Raises:
+        ShardError: damaged, cut off, or holds tars.
+        SourceError: the file cannot be read.
+    """
     reader = io.BufferedReader(RangeReader(part.url, part.start, part.length), 64 * 1024)
+    earlier: dict[str, Member] | None = None
     for member, data in read_members(reader, part.url, part.start, part.end_mark):
         _check_flat(member, part.url)
-        yield Sample(part.prefix + member.name.removeprefix("./"), data, part.label, part.url, member.offset)
+        if member.link and earlier is None:
+            earlier = _before(part, member)
+        if member.link and earlier is not None and member.link in earlier:
+            target = earlier[member.link]
+            member = member._replace(offset=target.offset, size=target.size)
+            data = read_range(part.url, member.offset, member.size)
+        if earlier is not None:
+            earlier[member.name] = member
+        yield member, data
+
+
+def _before(part: Part, link: Member) -> dict[str, Member]:
+    """Find the members before a hard link, also those before its part: few tars have links, and need them."""
+    size = link.header - part.tar
+    if not size:
+        return {}
+    stream = io.BufferedReader(RangeReader(part.url, part.tar, size, chunk_bytes=_SCAN_BYTES), _SCAN_BYTES)
+    return {member.name: member for member in scan(stream, part.url, part.tar, end_mark=False)}
 
 
 def _check_flat(member: Member, url: str) -> None:

@@ -29,7 +29,7 @@ def write(folder: Path, data: bytes) -> str:
     return str(path)
 
 
-def read(plan: Plan) -> list[Sample]:
+def read(plan: Plan[Part]) -> list[Sample]:
     return [sample for part in plan.parts for sample in plan.read(part)]
 
 
@@ -39,7 +39,7 @@ def test_the_plan_of_a_nested_tar(tiny: TinySet) -> None:
     assert plan.class_names == SYNSETS
     with tarfile.open(tiny.train) as tar:
         assert plan.parts == tuple(
-            Part(str(tiny.train), info.offset_data, info.size, prefix=f"{synset}/", label=label)
+            Part(str(tiny.train), info.offset_data, info.size, None, f"{synset}/", label, tar=info.offset_data)
             for label, synset in enumerate(SYNSETS)
             for info in [tar.getmember(f"{synset}.tar")]
         )

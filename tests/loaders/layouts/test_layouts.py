@@ -73,7 +73,10 @@ def test_the_official_val_tar_read_as_a_shard_is_the_same(tiny: TinySet) -> None
 
 
 def test_a_layout_that_does_not_exist_is_refused(tiny: TinySet) -> None:
-    with pytest.raises(ConfigError, match=r"^no layout 'imagenet'; there are ilsvrc, shards$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^no layout 'imagenet'; there are kaggle, mnist, cifar, parquet, ilsvrc, webdataset, shards, folder$",
+    ):
         plan_source(str(tiny.train), "imagenet")
 
 
@@ -85,10 +88,22 @@ def test_a_source_that_is_not_in_the_named_layout_is_refused(tmp_path: Path, tin
         plan_source(str(tiny.train), "shards")
 
 
-def test_a_folder_without_tars_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.JPEG").write_bytes(b"x")
-    with pytest.raises(SourceError, match=rf"^{tmp_path}: no \.tar file there"):
+def test_a_folder_of_neither_tars_nor_images_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x")
+    known = "kaggle or mnist or cifar or parquet or ilsvrc or webdataset or shards or folder"
+    with pytest.raises(SourceError, match=rf"^{tmp_path}: not in the layout {known}$"):
         plan_source(str(tmp_path))
+
+
+def test_tars_beside_folders_of_images_are_not_taken_for_the_set(tmp_path: Path) -> None:
+    write_tars(tmp_path, one=tar_bytes(FLAT))
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / "a.jpg").write_bytes(b"x")
+    with pytest.raises(
+        SourceError, match=rf"^{tmp_path}: holds tars \(one\.tar\) and folders of images \(cats/a\.jpg\)"
+    ):
+        plan_source(str(tmp_path))
+    assert len(read_all(str(tmp_path), "shards")) == 2
 
 
 @pytest.mark.parametrize("nested_name", ["a_first", "z_last"])

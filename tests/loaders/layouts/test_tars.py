@@ -1,3 +1,5 @@
+import io
+import tarfile
 from functools import partial
 from pathlib import Path
 
@@ -6,11 +8,12 @@ import pytest
 from pyspark import SparkContext
 
 from sparknet.errors import ShardError
+from sparknet.loaders.layouts import plan_source
 from sparknet.loaders.layouts.plan import Part, Sample
 from sparknet.loaders.layouts.tars import divide, first_member, read_tar
 from sparknet.loaders.samples import _read_parts
 from sparknet.loaders.source import File
-from sparknet.loaders.tar import scan
+from sparknet.loaders.tar import Member, scan
 from sparknet.session import readable_errors
 from tests.sets import tar_bytes
 
@@ -96,7 +99,7 @@ def test_a_shard_that_lost_members_since_it_was_listed_is_found(sc: SparkContext
     rdd = sc.parallelize(parts, 3).mapPartitions(partial(_read_parts, read=read_tar, labels=None))
     with pytest.raises(ShardError) as raised, readable_errors():
         rdd.count()
-    assert str(raised.value) == f"{file.url}: 1 samples from offset {parts[2].start}, 2 when it was listed"
+    assert str(raised.value) == f"{file.url}: 1 samples of a part of it, 2 when it was listed"
 
 
 def test_a_shard_that_was_written_anew_is_found(tmp_path: Path) -> None:
@@ -134,5 +137,54 @@ def test_tars_within_a_flat_tar_are_refused(tmp_path: Path) -> None:
 
 def test_the_first_member(tmp_path: Path) -> None:
     member = first_member(write(tmp_path, "x.tar", {"a": b"12", "b": b"3"}))
-    assert member == ("a", 512, 2, 0)
+    assert member == Member("a", 512, 2, 0)
     assert first_member(write(tmp_path, "y.tar", {})) is None
+
+
+def linked(names: list[str], size: int) -> bytes:
+    """A tar of files, each followed by a hard link to the first; and of what macOS and folders add."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for i, name in enumerate(names):
+            for kind, full in ((tarfile.DIRTYPE, "x"), (tarfile.REGTYPE, name), (tarfile.REGTYPE, f"x/._{name}")):
+                info = tarfile.TarInfo(full)
+                info.type, info.size = kind, size if full == name else 0
+                tar.addfile(info, io.BytesIO(bytes([i + 1]) * size) if info.size else None)
+            link = tarfile.TarInfo(f"link to the first {i}")
+            link.type, link.linkname = tarfile.LNKTYPE, names[0]
+            tar.addfile(link)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("size", [3, 500_000], ids=["one part", "a part each"])
+def test_a_hard_link_is_what_it_stands_for(tmp_path: Path, size: int, nested: bool) -> None:
+    inner = linked(["a", "b", "c"], size)
+    path = tmp_path / "x.tar"
+    path.write_bytes(tar_bytes({"n00000001.tar": tar_bytes({"z": b"z"}), "n00000002.tar": inner}) if nested else inner)
+    plan = plan_source(str(path))
+    assert len(plan.parts) == (2 if nested or size > 3 else 1)
+    samples = [sample for part in plan.parts for sample in plan.read(part)][nested:]
+    assert [sample.key.removeprefix("n00000002/") for sample in samples] == [
+        "a", "link to the first 0", "b", "link to the first 1", "c", "link to the first 2",
+    ]  # fmt: skip
+    assert [sample.data[:1] for sample in samples] == [b"\1", b"\1", b"\2", b"\1", b"\3", b"\1"]
+    for sample in samples:
+        assert len(sample.data) == size
+        assert path.read_bytes()[sample.offset :][:size] == sample.data
+
+
+def test_a_hard_link_to_nothing_has_no_bytes(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.LNKTYPE, "gone"
+        tar.addfile(link)
+    file = File(str(tmp_path / "x.tar"), len(out.getvalue()))
+    Path(file.url).write_bytes(out.getvalue())
+    assert [(sample.key, sample.data) for part in divide([file]) for sample in read_tar(part)] == [("link", b"")]
+    twice = write(tmp_path, "y.tar", {})
+    Path(twice.url).write_bytes(tar_bytes({"a": b"1"}, end_mark=False) + tar_bytes({"a": b"2"}))
+    [part] = divide([twice._replace(size=Path(twice.url).stat().st_size)])
+    # Members of the same name are samples each: whoever unpacks them would see the last alone.
+    assert [(sample.key, sample.data) for sample in read_tar(part)] == [("a", b"1"), ("a", b"2")]
