@@ -78,16 +78,16 @@ def start(
             "Spark Connect has no RDDs; unset SPARK_REMOTE, and use a classic master (local, spark://, yarn)"
         )
     settings = SparkConf().setAppName(app_name)
+    local = master.startswith("local")
     if not _is_submitted():
         os.environ["JAVA_HOME"] = str(find_java())
-        local = master.startswith("local")
         if local:
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings.setMaster(master)
         settings.setAll([*_DEFAULTS.items(), *((_LOOPBACK | _unix_sockets()).items() if local else ())])
     settings.setAll([*(conf or {}).items()])
     try:
-        with nullcontext() if _is_submitted() else _own_local_folders(conf or {}), _stderr_to(log):
+        with nullcontext() if _is_submitted() else _own_jvm(conf or {}, quick=local), _stderr_to(log):
             sc = SparkContext.getOrCreate(settings)
     except (Py4JError, PySparkException, OSError, RuntimeError) as error:
         cause = _last_error(log) or cause_in(str(error)) or error
@@ -218,8 +218,12 @@ def _unix_sockets() -> dict[str, str]:
 
 
 @contextmanager
-def _own_local_folders(conf: Mapping[str, str]) -> Iterator[None]:
-    """Give folders of this process's own to the JVM that is started meanwhile, for whatever it puts on disk."""
+def _own_jvm(conf: Mapping[str, str], quick: bool) -> Iterator[None]:
+    """Give folders of this process's own to the JVM that is started meanwhile, for whatever it puts on disk.
+
+    A quick one compiles its code once and lightly (C1): where it shares its cores with Python's workers, its second
+    compiler takes more from them than it gives.
+    """
     if SparkContext._gateway is not None:  # a JVM serves a process to its end, session after session
         yield
         return
@@ -232,7 +236,8 @@ def _own_local_folders(conf: Mapping[str, str]) -> Iterator[None]:
         folders.append(own_folder(root))
     # The variable goes before every other way to say it; the option is for the JVM's native libraries.
     option = f'"-Djava.io.tmpdir={folders[0]}"'
-    options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {option}".strip()
+    given = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    options = " ".join(filter(None, ("-XX:TieredStopAtLevel=1" if quick else "", given, option)))
     with _environment({"SPARK_LOCAL_DIRS": ",".join(map(str, folders)), "SPARK_SUBMIT_OPTS": options}):
         yield
 
