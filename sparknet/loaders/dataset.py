@@ -172,7 +172,9 @@ def minibatch_rdd(
         order=order,
         tail=tail,
     )
-    return blocks.shares(workers).mapPartitionsWithIndex(partial(_draw, draw=draw, seed=seed))
+    return blocks.shares(workers).mapPartitionsWithIndex(
+        partial(_draw, share_of=Share, draw=draw, copied=_copied, seed=seed)
+    )
 
 
 def tensor_minibatch_rdd(
@@ -195,20 +197,26 @@ def tensor_minibatch_rdd(
         order=order,
         tail=tail,
     )
-    return blocks.shares(workers).mapPartitionsWithIndex(partial(_draw_tensors, draw=draw, seed=seed))
+    return blocks.shares(workers).mapPartitionsWithIndex(
+        partial(_draw, share_of=TensorShare, draw=draw, copied=_copied_tensors, seed=seed)
+    )
 
 
 def _draw(
-    worker: int, shares: Iterable[list[Block]], draw: Callable[[Share], Iterator[Minibatch]], seed: int
-) -> Iterator[Minibatch]:
+    worker: int,
+    shares: Iterable[list[_Block]],
+    share_of: Callable[[list[_Block], int, int], _Share],
+    draw: Callable[[_Share], Iterator[_Item]],
+    copied: Callable[[_Item], _Item],
+    seed: int,
+) -> Iterator[_Item]:
     [blocks] = shares
-    for found in draw(Share(blocks, seed, worker)):
-        yield found._replace(images=found.images.copy())
+    yield from map(copied, draw(share_of(blocks, seed, worker)))
 
 
-def _draw_tensors(
-    worker: int, shares: Iterable[list[TensorBlock]], draw: Callable[[TensorShare], Iterator[TensorBatch]], seed: int
-) -> Iterator[TensorBatch]:
-    [blocks] = shares
-    for found in draw(TensorShare(blocks, seed, worker)):
-        yield {name: array.copy() for name, array in found.items()}
+def _copied(found: Minibatch) -> Minibatch:
+    return found._replace(images=found.images.copy())
+
+
+def _copied_tensors(found: TensorBatch) -> TensorBatch:
+    return {name: array.copy() for name, array in found.items()}

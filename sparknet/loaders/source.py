@@ -75,7 +75,8 @@ def list_source(url: str) -> Listing:
     files = tuple(list_files(url))
     fs, path = _resolve(url)
     root = _full_url(fs, path).rstrip("/")
-    return Listing(url, None if [file.url for file in files] == [root] else root, files)
+    is_folder = all(file.url.startswith(f"{root}/") for file in files)
+    return Listing(url, root if is_folder else None, files)
 
 
 def _list_several(url: str, urls: list[str]) -> Listing:
@@ -185,11 +186,15 @@ class RangeReader(io.RawIOBase):
         url: the file.
         start: offset of the range, bytes.
         length: length of the range, bytes.
-        chunk_bytes: what one request fetches, and is held in memory, unless more is asked for at once.
+        chunk_bytes: the most that one request fetches, and that is held in memory.
+        whole_reads: whether a read that asks for more than that is one request all the same.
     """
 
-    def __init__(self, url: str, start: int, length: int, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self, url: str, start: int, length: int, chunk_bytes: int = CHUNK_BYTES, whole_reads: bool = False
+    ) -> None:
         self._url, self._start, self._length, self._chunk_bytes = url, start, length, chunk_bytes
+        self._whole_reads = whole_reads
         self._position = 0
         self._chunk, self._chunk_at = memoryview(b""), 0
 
@@ -219,7 +224,8 @@ class RangeReader(io.RawIOBase):
         """
         within = self._position - self._chunk_at
         if not 0 <= within < len(self._chunk):
-            size = min(max(self._chunk_bytes, len(buffer)), self._length - self._position)
+            wanted = max(self._chunk_bytes, len(buffer)) if self._whole_reads else self._chunk_bytes
+            size = min(wanted, self._length - self._position)
             if size <= 0:
                 return 0
             self._chunk = memoryview(read_range(self._url, self._start + self._position, size))

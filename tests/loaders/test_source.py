@@ -430,6 +430,18 @@ def test_each_chunk_is_one_request(content_file: str, requests: list[tuple[int, 
     assert requests == [(10, 200), (210, 200), (410, 200), (610, 100)]
 
 
+def test_a_large_read_is_one_request_where_that_is_asked_for(
+    content_file: str, requests: list[tuple[int, int]]
+) -> None:
+    reader = io.BufferedReader(RangeReader(content_file, 10, 700, 64, whole_reads=True), 64)
+    assert reader.read(10) == CONTENT[10:20]
+    reader.seek(100)
+    assert reader.read(550) == CONTENT[110:660]
+    assert requests[0] == (10, 64)
+    assert sum(size for _, size in requests) < 64 + 550 + 2 * 64
+    assert len(requests) <= 3
+
+
 def test_what_fits_into_a_chunk_is_one_request_however_it_is_read(
     content_file: str, requests: list[tuple[int, int]]
 ) -> None:

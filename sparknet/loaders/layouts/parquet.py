@@ -126,7 +126,7 @@ def _opened(url: str, size: int) -> "pq.ParquetFile":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    stream = io.BufferedReader(RangeReader(url, 0, size, chunk_bytes=_FOOTER_BYTES), _FOOTER_BYTES)
+    stream = io.BufferedReader(RangeReader(url, 0, size, _FOOTER_BYTES, whole_reads=True), _FOOTER_BYTES)
     try:
         return pq.ParquetFile(stream)
     except (pa.ArrowException, OSError) as error:

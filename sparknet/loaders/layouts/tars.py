@@ -1,7 +1,9 @@
 """What the layouts made of tars share: how a tar is divided into parts, and how a part is read."""
 
 import io
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 
 from sparknet.errors import ShardError
 from sparknet.loaders.layouts.plan import Part, Sample, part_bytes
@@ -11,7 +13,7 @@ from sparknet.loaders.tar import Member, read_members, scan
 _SCAN_BYTES = 64 * 1024
 
 # With more tars than this, they are parallel enough as they are, and the driver walks no headers.
-WHOLE_FROM = 16
+_WHOLE_FROM = 16
 
 
 def first_member(file: File) -> Member | None:
@@ -26,29 +28,34 @@ def first_member(file: File) -> Member | None:
     return None
 
 
-def divide(files: Sequence[File]) -> tuple[Part, ...]:
+def divide(files: Sequence[File], sample_of: Callable[[Member], object] = attrgetter("header")) -> tuple[Part, ...]:
     """Divide flat tars into parts for parallel reading.
 
-    Many tars are a part each. A few large ones are cut between members, which takes a walk over their headers, into
+    Many tars are a part each. A few large ones are cut between samples, which takes a walk over their headers, into
     parts whose number and size follow from the data alone, so that every machine gets the same ones.
+
+    Args:
+        files: the tars.
+        sample_of: says which sample a member belongs to, where neighbours are one; each is its own if not given.
 
     Raises:
         ShardError: a tar is damaged, or holds tars.
     """
-    if len(files) >= WHOLE_FROM:
+    if len(files) >= _WHOLE_FROM:
         return tuple(Part(file.url, 0, file.size) for file in files)
     target = part_bytes(sum(file.size for file in files))
-    return tuple(part for file in files for part in _cut(file, target))
+    return tuple(part for file in files for part in _cut(file, target, sample_of))
 
 
-def _cut(file: File, target: int) -> Iterator[Part]:
+def _cut(file: File, target: int, sample_of: Callable[[Member], object]) -> Iterator[Part]:
     start = count = 0
     with open_scan(file.url) as stream:
-        for member in scan(stream, file.url):
-            _check_flat(member, file.url)
-            if member.header - start >= target:
-                yield Part(file.url, start, member.header - start, samples=count, end_mark=False)
-                start, count = member.header, 0
+        for _, members in itertools.groupby(scan(stream, file.url), key=sample_of):
+            for i, member in enumerate(members):
+                _check_flat(member, file.url)
+                if not i and member.header - start >= target:
+                    yield Part(file.url, start, member.header - start, samples=count, end_mark=False)
+                    start, count = member.header, 0
             count += 1
     yield Part(file.url, start, file.size - start, samples=count)
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from sparknet.errors import ShardError
 from sparknet.loaders.layouts.folder import IMAGE_NAMES
-from sparknet.loaders.layouts.plan import Part, Plan, Sample, part_bytes
-from sparknet.loaders.layouts.tars import WHOLE_FROM, members_of
-from sparknet.loaders.source import File, Listing, open_scan
+from sparknet.loaders.layouts.plan import Part, Plan, Sample
+from sparknet.loaders.layouts.tars import divide, members_of
+from sparknet.loaders.source import Listing, open_scan
 from sparknet.loaders.tar import Member, scan
 
 _CLASS, _JSON = "cls", "json"
@@ -39,7 +39,7 @@ def plan(listing: Listing) -> Plan[Part] | None:
             kinds.setdefault(key, set()).add(kind)
     if not any(found & _IMAGES and found & {_CLASS, _JSON} for found in kinds.values()):
         return None
-    return Plan(layout="webdataset", parts=_divide(files), read=read_shard, labelled=True)
+    return Plan(layout="webdataset", parts=divide(files, _key), read=read_shard, labelled=True)
 
 
 def split(name: str) -> tuple[str, str]:
@@ -56,8 +56,12 @@ def read_shard(part: Part) -> Iterator[Sample]:
         ShardError: damaged, cut off, or a sample has no image, or two.
         SourceError: the file cannot be read.
     """
-    for key, group in itertools.groupby(members_of(part), key=lambda found: split(found[0].name)[0]):
+    for key, group in itertools.groupby(members_of(part), key=lambda found: _key(found[0])):
         yield _sample(key, list(group), part.url)
+
+
+def _key(member: Member) -> str:
+    return split(member.name)[0]
 
 
 def _sample(key: str, members: Sequence[tuple[Member, bytes]], url: str) -> Sample:
@@ -81,23 +85,3 @@ def _label(members: dict[str, bytes]) -> int | None:
     except (ValueError, AttributeError):
         return None
     return label if type(label) is int and label >= 0 else None
-
-
-def _divide(files: Sequence[File]) -> tuple[Part, ...]:
-    """Divide shards into parts: each is one, or few large ones are cut between samples."""
-    if len(files) >= WHOLE_FROM:
-        return tuple(Part(file.url, 0, file.size) for file in files)
-    target = part_bytes(sum(file.size for file in files))
-    return tuple(part for file in files for part in _cut(file, target))
-
-
-def _cut(file: File, target: int) -> Iterator[Part]:
-    start = count = 0
-    with open_scan(file.url) as stream:
-        for _, group in itertools.groupby(scan(stream, file.url), key=lambda member: split(member.name)[0]):
-            first = next(group)
-            if first.header - start >= target:
-                yield Part(file.url, start, first.header - start, samples=count, end_mark=False)
-                start, count = first.header, 0
-            count += 1
-    yield Part(file.url, start, file.size - start, samples=count)

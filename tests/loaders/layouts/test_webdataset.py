@@ -7,7 +7,7 @@ from pyspark import SparkContext
 
 from sparknet.errors import LabelError, ShardError, SourceError
 from sparknet.loaders.blocks import cache
-from sparknet.loaders.layouts import plan_source, webdataset
+from sparknet.loaders.layouts import plan_source, tars
 from sparknet.loaders.layouts.webdataset import split
 from sparknet.loaders.samples import read_samples
 from tests.loaders.layouts.test_folder import read
@@ -55,7 +55,7 @@ def test_names_are_divided_at_the_first_dot() -> None:
 def test_large_shards_are_cut_between_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = write(tmp_path, shards=2, each=30)
     whole = read(plan_source(url))
-    monkeypatch.setattr(webdataset, "part_bytes", lambda total: total // 9)
+    monkeypatch.setattr(tars, "part_bytes", lambda total: total // 9)
     plan = plan_source(url)
     assert len(plan.parts) > 6
     assert read(plan) == whole
