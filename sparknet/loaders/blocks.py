@@ -109,7 +109,7 @@ def cache(
         ledger = _ledger(handles)
         ledger.check(samples.source)
         limit.check(ledger.bad, ledger.seen)
-        highest = max((int(block.labels.max()) for block in handles if len(block)), default=-1)
+        highest = _highest_class(handles)
         if highest >= len(samples.class_names) > 0:
             raise LabelError(
                 f"{samples.source}: has class {highest}, but there are {len(samples.class_names)} classes (0 to "
@@ -122,11 +122,15 @@ def cache(
         handles=handles,
         sent=sc.broadcast(handles),
         side=side,
-        class_names=samples.class_names or numbered(int(label) for block in handles for label in block.labels),
+        class_names=samples.class_names or numbered([_highest_class(handles)]),
         ledger=_ledger(handles),
         source=samples.source,
         set_id=set_id,
     )
+
+
+def _highest_class(handles: Iterable[Block]) -> int:
+    return max(int(block.labels.max()) for block in handles if len(block))
 
 
 def _ledger(handles: Iterable[Block]) -> Ledger:

@@ -51,7 +51,8 @@ class Cached(Generic[H]):
         """
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
-        sizes = [sum(self.counts[worker::workers]) for worker in range(workers)]
+        counts = self.counts
+        sizes = [sum(counts[worker::workers]) for worker in range(workers)]
         if not all(sizes):
             raise ConfigError(
                 f"{self.source}: {workers} workers, but only {sum(size > 0 for size in sizes)} would get any of the "

@@ -63,7 +63,7 @@ class TensorBlock(Handle):
     @property
     def piece_samples(self) -> int:
         """How many samples are checked together."""
-        return max(_PIECE_BYTES // self.dtype.itemsize, 1)
+        return _piece_samples(self.dtype)
 
     @property
     def length(self) -> int:
@@ -188,9 +188,8 @@ def _packed(read: bytes, part: Any) -> Iterator[np.ndarray]:
             raise SampleError(f"{_name(part)}: sample {number} {error}") from error
         if not number:
             dtype, first = _dtype(fields), fields
-            rows = np.zeros(
-                max(_PIECE_BYTES // dtype.itemsize, 1), dtype
-            )  # zeros, for what lies between fields is written too
+            # Zeros, for what lies between fields is written too.
+            rows = np.zeros(_piece_samples(dtype), dtype)
         elif fields != first:
             raise SampleError(f"{_name(part)}: sample {number} has {_text(fields)}, but sample 0 {_text(first)}")
         for name, value in sample.items():
@@ -247,6 +246,10 @@ def _described(sample: Tensors) -> Fields:
 def _dtype(fields: Fields) -> np.dtype:
     """Make the type of a row: the same for the same tensors in any order."""
     return np.dtype([(name, *fields[name]) for name in sorted(fields)], align=True)
+
+
+def _piece_samples(dtype: np.dtype) -> int:
+    return max(_PIECE_BYTES // dtype.itemsize, 1)
 
 
 def fields_of(dtype: np.dtype) -> Fields:

@@ -16,7 +16,7 @@ import numpy as np
 from sparknet.errors import ShardError, SourceError
 from sparknet.loaders.layouts.pixels import as_netpbm
 from sparknet.loaders.layouts.plan import Part, Plan, Sample
-from sparknet.loaders.source import File, Listing, RangeReader, list_files
+from sparknet.loaders.source import File, Listing, RangeReader, exists, list_files
 
 _IMAGES = re.compile(r".*images[-.]idx3-ubyte(\.gz)?")
 
@@ -110,11 +110,9 @@ def _beside(url: str) -> File:
     """Find the labels: gzipped or not, whatever the images are."""
     other = url.removesuffix(".gz") if url.endswith(".gz") else f"{url}.gz"
     for candidate in (url, other):
-        try:
+        if exists(candidate):
             [file] = list_files(candidate)
-        except SourceError:
-            continue
-        return file
+            return file
     raise SourceError(f"{url}: no such file or folder; the labels of the images must lie beside them")
 
 
